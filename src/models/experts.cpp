@@ -1,16 +1,18 @@
 #include "models/experts.h"
 
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -66,7 +68,7 @@ at::Tensor ExpertsImpl::apply(const at::Tensor& hidden_states, const at::Tensor&
 
 at::Tensor ExpertsImpl::forward(const at::Tensor& hidden_states, const Routing& routing) {
   const int64_t count = gate_up_proj.size(0), per_token = routing.experts.size(1);
-  const at::Tensor order = std::get<1>(routing.experts.flatten().sort(/*stable=*/true, /*dim=*/0));
+  const at::Tensor order = std::get<1>(at::sort(routing.experts.flatten(), /*stable=*/std::optional<bool>(true)));
   const at::Tensor tokens = order.floor_divide(per_token);
   const std::vector<int64_t> counts = counts_of(routing.experts, count);
   const std::vector<at::Tensor> inputs = hidden_states.index_select(0, tokens).split_with_sizes(counts);

@@ -48,9 +48,9 @@ class ExpertsImpl : public torch::nn::Module {
  public:
   ExpertsImpl(int64_t experts, int64_t hidden_size, int64_t intermediate_size, Activation activation,
               const at::TensorOptions& options);
-  // Returns for each token the weighted sum of its experts' outputs: [tokens, hidden_size]. Tokens are sorted by expert,
-  // and each expert that has any multiplies them at once; how many each has is known to the host first, which waits for
-  // the device. On the meta device all experts have equally many.
+  // Returns for each token the weighted sum of its experts' outputs: [tokens, hidden_size]. Tokens are sorted by
+  // expert, and each expert that has any multiplies them at once; how many each has is known to the host first, which
+  // waits for the device. On the meta device all experts have equally many.
   at::Tensor forward(const at::Tensor& hidden_states, const Routing& routing);
 
   at::Tensor gate_up_proj, down_proj;

@@ -12,6 +12,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "models/experts.h"
+
 namespace fsdp::models {
 
 LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options)
@@ -102,6 +104,11 @@ class Initializer {
   void operator()(EmbeddingImpl& layer) {
     if (draw(layer.weight, layer.relative_std) && layer.padding_idx) layer.weight.select(0, *layer.padding_idx).zero_();
   }
+  void operator()(RouterImpl& layer) { draw(layer.weight, 1.0); }
+  void operator()(ExpertsImpl& layer) {
+    draw(layer.gate_up_proj, 1.0);
+    draw(layer.down_proj, 1.0);
+  }
   void operator()(RMSNormImpl& layer) { layer.weight.fill_(layer.initial_weight); }
   void operator()(LayerNormImpl& layer) {
     layer.weight.fill_(1.0);
@@ -134,7 +141,8 @@ void initialize_parameters(torch::nn::Module& module, double std) {
   const at::NoGradGuard no_grad;
   Initializer initialize(std);
   for (const auto& layer : module.modules()) {
-    initialize_as_any_of<LinearImpl, Conv1DImpl, EmbeddingImpl, RMSNormImpl, LayerNormImpl>(*layer, initialize);
+    initialize_as_any_of<LinearImpl, Conv1DImpl, EmbeddingImpl, RouterImpl, ExpertsImpl, RMSNormImpl, LayerNormImpl>(
+        *layer, initialize);
   }
 }
 

@@ -98,8 +98,9 @@ class LayerNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LayerNorm);
 
-// Initialises the layers above anywhere below `module` like transformers: weights of Linear, Conv1D and Embedding from
-// normal(0, std * relative_std of the layer) (zero for the padding row), biases zero, weights of norms one, or
+// Initialises the layers above, and those of experts.h, anywhere below `module` like transformers: weights of Linear,
+// Conv1D and Embedding from normal(0, std * relative_std of the layer) (zero for the padding row), those of routers and
+// experts from normal(0, std), biases zero, weights of norms one, or
 // RMSNorm's initial_weight. Random numbers come from the default generator of the device, in module order. A parameter
 // that several layers share is initialised by the first of them.
 void initialize_parameters(torch::nn::Module& module, double std);

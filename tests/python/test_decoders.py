@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import model_support
-from decoder_configs import CASES, FAMILIES, config_of
+from decoder_configs import CASES, FAMILIES, assert_same_model, config_of, decoder_from
 from model_support import (
     assert_same_results,
     check_tool,
@@ -24,11 +24,11 @@ from model_support import (
 
 def random_model(family, name, dtype=torch.float32):
     config = config_of(family, name)
-    return model_support.random_model(AutoModelForCausalLM.from_config, config, sum(map(ord, family + name)), dtype)
+    return model_support.random_model(decoder_from, config, sum(map(ord, family + name)), dtype)
 
 
 def reference_model(folder, dtype=torch.float32):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager")
 
 
 def norm_in_double(self, x):
@@ -48,6 +48,7 @@ def transformers_in_double(model):
                 patch.setattr(norm, "is_gemma", name.startswith("Gemma"), raising=False)
                 patch.setattr(norm, "forward", norm_in_double)
         patch.setattr(torch.nn.functional, "softmax", lambda x, dim=None, dtype=None: softmax(x, dim=dim))
+        patch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else x.to(torch.float32))
         patch.setattr(type(model), "loss_function", staticmethod(double_loss))
         yield
 
@@ -67,7 +68,8 @@ def test_fp64_equals_transformers(family, name, tmp_path):
     ids = random_ids(model.config)
     with transformers_in_double(model):
         reference = reference_results(model, ids)
-    assert_same_results(our_results(tmp_path, "fp64", ids, tmp_path), reference, 1e-11)
+    # The load-balancing loss of transformers counts tokens in fp32.
+    assert_same_results(our_results(tmp_path, "fp64", ids, tmp_path), reference, 1e-7 if "loss" in name else 1e-11)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -100,10 +102,7 @@ def test_saved_folders_load_in_transformers(family, tmp_path):
     model.save_pretrained(source)
     check_tool("model_resave", source, "fp32", target, 30000)
     assert len(list(target.glob("model*.safetensors"))) > 1
-    loaded, report = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
-    assert not any(report.values()), report
-    ids = random_ids(model.config)
-    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+    assert_same_model(target, model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,7 +120,7 @@ def test_windows_in_several_blocks_of_queries(tmp_path):
     config = type(config_of("gemma2"))(**{**config_of("gemma2").to_dict(), "max_position_embeddings": 400})
     for window in (6, 150):
         config.sliding_window = window
-        model = model_support.random_model(AutoModelForCausalLM.from_config, config, 3)
+        model = model_support.random_model(decoder_from, config, 3)
         model.save_pretrained(tmp_path)
         ids = random_ids(config, 1, 301)
         assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), 1e-5)
@@ -166,7 +165,8 @@ def test_keys_of_published_configs_may_be_absent(family, tmp_path):
     model.save_pretrained(tmp_path)
     ids = random_ids(model.config)
     kept = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
-    kept |= {"model_type", "architectures", "num_key_value_heads", "head_dim", "pad_token_id"}
+    kept |= {"model_type", "architectures", "num_key_value_heads", "head_dim", "pad_token_id", "num_experts"}
+    kept |= {"num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
     optional = [key for key in model.config.to_dict() if key not in kept]
     edit_config(tmp_path, lambda config: [config.pop(key, None) for key in optional])
     if family == "glm4":  # its default ties nothing, and its heads are given

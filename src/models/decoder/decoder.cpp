@@ -13,11 +13,17 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, size_t index, co
     : residual_multiplier_(config.residual_multiplier),
       dropout_(config.residual_dropout),
       self_attn_(register_module("self_attn", DecoderAttention(config, config.layers.at(index), options))),
-      mlp_(register_module("mlp", DecoderMLP(config, options))),
-      before_attention_(make_norm(config.norms.before_attention, config, options)),
-      after_attention_(make_norm(config.norms.after_attention, config, options)),
-      before_mlp_(make_norm(config.norms.before_mlp, config, options)),
-      after_mlp_(make_norm(config.norms.after_mlp, config, options)) {}
+      returns_logits_(config.layers[index].has_experts && config.experts->router_loss_coefficient) {
+  if (config.layers[index].has_experts) {
+    moe_ = register_module("mlp", DecoderMoe(config, options));
+  } else {
+    mlp_ = register_module("mlp", DecoderMLP(config, config.intermediate_size, options));
+  }
+  before_attention_ = make_norm(config.norms.before_attention, config, options);
+  after_attention_ = make_norm(config.norms.after_attention, config, options);
+  before_mlp_ = make_norm(config.norms.before_mlp, config, options);
+  after_mlp_ = make_norm(config.norms.after_mlp, config, options);
+}
 
 RMSNorm DecoderLayerImpl::make_norm(const std::string& name, const DecoderConfig& config,
                                     const at::TensorOptions& options) {
@@ -32,11 +38,14 @@ at::Tensor DecoderLayerImpl::add(const at::Tensor& residual, at::Tensor output, 
   return residual + output;
 }
 
-at::Tensor DecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
+DecoderLayerImpl::Output DecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
   const auto normed = [](RMSNorm& norm, const at::Tensor& x) { return norm ? norm(x) : x; };
   const at::Tensor attended =
       add(hidden_states, self_attn_(normed(before_attention_, hidden_states), rotary), after_attention_);
-  return add(attended, mlp_(normed(before_mlp_, attended)), after_mlp_);
+  const at::Tensor input = normed(before_mlp_, attended);
+  if (mlp_) return {add(attended, mlp_(input), after_mlp_), at::Tensor()};
+  const DecoderMoeImpl::Output output = moe_(input);
+  return {add(attended, output.hidden_states, after_mlp_), returns_logits_ ? output.router_logits : at::Tensor()};
 }
 
 DecoderModelImpl::DecoderModelImpl(const DecoderConfig& config, const at::TensorOptions& options)
@@ -61,18 +70,21 @@ at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
   return embedded * rounded.item<double>();
 }
 
-at::Tensor DecoderModelImpl::forward(const at::Tensor& input_ids) {
+DecoderModelImpl::Output DecoderModelImpl::forward(const at::Tensor& input_ids) {
   at::Tensor hidden_states = embed(input_ids);
   std::vector<RotaryFactors> factors;
   for (const RopeConfig& rope : ropes_) {
     factors.push_back(rotary_factors(rope, input_ids.size(1), hidden_states.options().requires_grad(false)));
   }
+  std::vector<at::Tensor> router_logits;
   for (size_t i = 0; i < layers_->size(); ++i) {
-    const RotaryFactors& rotary = rope_of_layer_[i] ? factors.at(*rope_of_layer_[i]) : RotaryFactors();
-    hidden_states =
+    const RotaryFactors rotary = rope_of_layer_[i] ? factors.at(*rope_of_layer_[i]) : RotaryFactors();
+    at::Tensor of_layer;
+    std::tie(hidden_states, of_layer) =
         checkpointing_.forward(static_cast<int64_t>(i), layers_->ptr<DecoderLayerImpl>(i), hidden_states, rotary);
+    if (of_layer.defined()) router_logits.push_back(of_layer);
   }
-  return norm_(hidden_states);
+  return {norm_(hidden_states), router_logits};
 }
 
 DecoderForCausalLMImpl::DecoderForCausalLMImpl(const DecoderConfig& config, const at::TensorOptions& options)
@@ -84,7 +96,14 @@ DecoderForCausalLMImpl::DecoderForCausalLMImpl(const DecoderConfig& config, cons
 
 LanguageModelOutput DecoderForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens(config_.model_type.c_str(), input_ids, labels);
-  return predict(lm_head_, model_(input_ids), next_token_labels(labels), config_.logits);
+  const DecoderModelImpl::Output decoded = model_(input_ids);
+  LanguageModelOutput output = predict(lm_head_, decoded.hidden_states, next_token_labels(labels), config_.logits);
+  if (output.loss.defined() && !decoded.router_logits.empty()) {
+    const ExpertsConfig& experts = *config_.experts;
+    output.loss = output.loss + load_balancing_loss(decoded.router_logits, experts.router.experts_per_token) *
+                                    *experts.router_loss_coefficient;
+  }
+  return output;
 }
 
 std::vector<Products> DecoderForCausalLMImpl::products_of_layer(const DecoderLayerConfig& layer,
@@ -92,13 +111,24 @@ std::vector<Products> DecoderForCausalLMImpl::products_of_layer(const DecoderLay
   const auto hidden = static_cast<double>(config_.hidden_size);
   const auto query_size = static_cast<double>(config_.num_attention_heads * config_.head_dim);
   const auto key_size = static_cast<double>(config_.num_key_value_heads * config_.head_dim);
-  const double mlp_size = 3 * static_cast<double>(config_.intermediate_size);
   const auto keys = static_cast<double>(attended_keys(sequence_length, layer.window));
   const ProductKind attention = config_.attention_softcap ? ProductKind::kBmm : ProductKind::kSdpa;
   return {{linear_kind(config_.query_key_value_bias), linear_flops(hidden * (query_size + 2 * key_size), 1)},
           {attention, attention_flops(query_size, 1, keys)},
           {linear_kind(config_.output_bias), linear_flops(hidden * query_size, 1)},
-          {linear_kind(config_.mlp_bias), linear_flops(hidden * mlp_size, 1)}};
+          {linear_kind(config_.mlp_bias), linear_flops(mlp_weights(layer), 1)}};
+}
+
+double DecoderForCausalLMImpl::mlp_weights(const DecoderLayerConfig& layer) const {
+  const auto hidden = static_cast<double>(config_.hidden_size);
+  const auto of_mlp = [&](int64_t intermediate) { return 3 * hidden * static_cast<double>(intermediate); };
+  if (!layer.has_experts) return of_mlp(config_.intermediate_size);
+  const ExpertsConfig& experts = *config_.experts;
+  const auto per_token = static_cast<double>(experts.router.experts_per_token);
+  const double routed =
+      hidden * static_cast<double>(experts.router.experts) + per_token * of_mlp(experts.intermediate_size);
+  const auto& shared = experts.shared_intermediate_size;
+  return shared ? routed + of_mlp(*shared) + hidden : routed;
 }
 
 double DecoderForCausalLMImpl::flops_per_token(int64_t sequence_length) const {

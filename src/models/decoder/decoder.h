@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fsdp/activation_checkpoint.h"
@@ -16,18 +17,24 @@
 #include "models/decoder/decoder_attention.h"
 #include "models/decoder/decoder_config.h"
 #include "models/decoder/decoder_mlp.h"
+#include "models/decoder/decoder_moe.h"
 #include "models/layers.h"
 #include "models/recomputed_flops.h"
 #include "models/rope.h"
 
 namespace fsdp::models {
 
-// x + attention(x), then x + mlp(x), with the norms, dropout and multiplier that the config says.
+// x + attention(x), then x + mlp(x), with the norms, dropout and multiplier that the config says. Experts may stand in
+// the place of the MLP.
 class DecoderLayerImpl : public torch::nn::Module {
  public:
+  // Hidden states, and the logits of the layer's router: undefined without experts, or if the config needs no loss of
+  // routers.
+  using Output = std::tuple<at::Tensor, at::Tensor>;
+
   // index: of the layer in the config, from 0.
   DecoderLayerImpl(const DecoderConfig& config, size_t index, const at::TensorOptions& options);
-  at::Tensor forward(const at::Tensor& hidden_states, const RotaryFactors& rotary);
+  Output forward(const at::Tensor& hidden_states, const RotaryFactors& rotary);
 
  private:
   // The norm that is registered as `name`, or none for an empty name.
@@ -37,7 +44,9 @@ class DecoderLayerImpl : public torch::nn::Module {
 
   double residual_multiplier_, dropout_;
   DecoderAttention self_attn_;
-  DecoderMLP mlp_;
+  DecoderMLP mlp_{nullptr};  // or
+  DecoderMoe moe_{nullptr};
+  bool returns_logits_;
   RMSNorm before_attention_{nullptr}, after_attention_{nullptr}, before_mlp_{nullptr}, after_mlp_{nullptr};
 };
 TORCH_MODULE(DecoderLayer);
@@ -45,9 +54,12 @@ TORCH_MODULE(DecoderLayer);
 class DecoderModelImpl : public torch::nn::Module {
  public:
   DecoderModelImpl(const DecoderConfig& config, const at::TensorOptions& options);
-  // input_ids: [batch, sequence] int64. Returns the last hidden states after the final norm. Activations have the dtype
-  // and device of the embedding's output.
-  at::Tensor forward(const at::Tensor& input_ids);
+  struct Output {
+    at::Tensor hidden_states;               // after the final norm
+    std::vector<at::Tensor> router_logits;  // of the layers that return them
+  };
+  // input_ids: [batch, sequence] int64. Activations have the dtype and device of the embedding's output.
+  Output forward(const at::Tensor& input_ids);
 
   const at::Tensor& embedding_weight() const { return embed_tokens_->weight; }
   // Sets the policy for the decoder layers, which are counted from 0.
@@ -90,6 +102,8 @@ class DecoderForCausalLMImpl : public CausalLM {
   const DecoderConfig& config() const { return config_; }
 
  private:
+  // The weights of the MLP, or of the router and of the experts of a token, that multiply each token.
+  double mlp_weights(const DecoderLayerConfig& layer) const;
   // For one token.
   std::vector<Products> products_of_layer(const DecoderLayerConfig& layer, int64_t sequence_length) const;
 

@@ -8,6 +8,7 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, const De
       query_size_(config.num_attention_heads * config.head_dim),
       key_size_(config.num_key_value_heads * config.head_dim),
       query_key_norm_(config.query_key_norm),
+      limit_(config.projection_limit),
       attention_{.dropout = config.attention_dropout,
                  .scale = config.attention_scale,
                  .window = layer.window,
@@ -40,15 +41,10 @@ DecoderAttentionImpl::Projections DecoderAttentionImpl::project(const at::Tensor
 }
 
 at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& norm) const {
-  switch (query_key_norm_) {
-    case QueryKeyNorm::kHead:
-      return norm(projection.unflatten(-1, {-1, head_dim_})).transpose(1, 2);
-    case QueryKeyNorm::kProjection:
-      return split_heads(norm(projection), head_dim_);
-    case QueryKeyNorm::kNone:
-      break;
-  }
-  return split_heads(projection, head_dim_);
+  const auto limited = [&](const at::Tensor& x) { return limit_ ? x.clamp(-*limit_, *limit_) : x; };
+  if (!norm) return split_heads(limited(projection), head_dim_);
+  if (query_key_norm_ == QueryKeyNorm::kProjection) return split_heads(limited(norm(projection)), head_dim_);
+  return limited(norm(projection.unflatten(-1, {-1, head_dim_}))).transpose(1, 2);
 }
 
 at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
@@ -60,7 +56,7 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const 
   }
   AttentionOptions options = attention_;
   if (!is_training()) options.dropout = 0.0;
-  return o_proj_(causal_attention(query, key, split_heads(projections.value, head_dim_), options));
+  return o_proj_(causal_attention(query, key, heads(projections.value, no_norm_), options));
 }
 
 }  // namespace fsdp::models

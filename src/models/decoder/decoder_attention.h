@@ -24,15 +24,17 @@ class DecoderAttentionImpl : public torch::nn::Module {
     at::Tensor query, key, value;  // [batch, sequence, heads * head_dim]
   };
   Projections project(const at::Tensor& hidden_states);
+  // Applies the norm and the limit, and returns [batch, heads, sequence, head_dim]. `norm`: null for values.
   at::Tensor heads(const at::Tensor& projection, RMSNorm& norm) const;
 
   int64_t head_dim_, query_size_, key_size_;
   QueryKeyNorm query_key_norm_;
+  std::optional<double> limit_;
   AttentionOptions attention_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr};  // or
   Linear qkv_proj_{nullptr};
   Linear o_proj_{nullptr};
-  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};
+  RMSNorm q_norm_{nullptr}, k_norm_{nullptr}, no_norm_{nullptr};
 };
 TORCH_MODULE(DecoderAttention);
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "models/experts.h"
 #include "models/layers.h"
 #include "models/loss.h"
 #include "models/rope.h"
@@ -26,8 +27,19 @@ struct NormNames {
   std::string before_attention, after_attention, before_mlp, after_mlp;
 };
 
+// The experts that stand in the place of the MLP of some layers.
+struct ExpertsConfig {
+  RouterOptions router;
+  int64_t intermediate_size = 0;                    // of each expert
+  std::optional<int64_t> shared_intermediate_size;  // unset: no expert sees all tokens
+  double jitter = 0.0;  // in training mode, inputs of experts are multiplied by random numbers from 1 ± jitter
+  // Of the load-balancing loss (experts.h), which is added to the loss of predictions. Unset: there is none.
+  std::optional<double> router_loss_coefficient;
+};
+
 // The attributes in which the layers of one model differ.
 struct DecoderLayerConfig {
+  bool has_experts = false;
   std::optional<int64_t> window;   // as in AttentionOptions
   std::optional<size_t> rope = 0;  // index into DecoderConfig::ropes; nothing: positions are not encoded
 };
@@ -43,11 +55,14 @@ struct DecoderConfig {
   int64_t max_position_embeddings = 0;
   std::vector<DecoderLayerConfig> layers;
   std::vector<RopeConfig> ropes;
+  std::optional<ExpertsConfig> experts;  // of the layers with has_experts
 
   double norm_eps = 1e-6;
   RMSNormKind norm_kind = RMSNormKind::kRoundedQuotient;
   NormNames norms = {"input_layernorm", "", "post_attention_layernorm", ""};
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+
+  std::optional<double> projection_limit;  // largest magnitude of queries, keys and values before heads are split
 
   bool query_key_value_bias = false;
   bool output_bias = false;  // of attention's output projection

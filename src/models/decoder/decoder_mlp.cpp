@@ -2,18 +2,18 @@
 
 namespace fsdp::models {
 
-DecoderMLPImpl::DecoderMLPImpl(const DecoderConfig& config, const at::TensorOptions& options)
+DecoderMLPImpl::DecoderMLPImpl(const DecoderConfig& config, int64_t intermediate_size, const at::TensorOptions& options)
     : activation_(activation_named(config.activation)) {
   const auto linear = [&](const char* name, int64_t in, int64_t out) {
     return register_module(name, Linear(in, out, config.mlp_bias, options));
   };
   if (config.fused_gate_up) {
-    gate_up_proj_ = linear("gate_up_proj", config.hidden_size, 2 * config.intermediate_size);
+    gate_up_proj_ = linear("gate_up_proj", config.hidden_size, 2 * intermediate_size);
   } else {
-    gate_proj_ = linear("gate_proj", config.hidden_size, config.intermediate_size);
-    up_proj_ = linear("up_proj", config.hidden_size, config.intermediate_size);
+    gate_proj_ = linear("gate_proj", config.hidden_size, intermediate_size);
+    up_proj_ = linear("up_proj", config.hidden_size, intermediate_size);
   }
-  down_proj_ = linear("down_proj", config.intermediate_size, config.hidden_size);
+  down_proj_ = linear("down_proj", intermediate_size, config.hidden_size);
 }
 
 at::Tensor DecoderMLPImpl::forward(const at::Tensor& hidden_states) {

@@ -13,7 +13,8 @@ namespace fsdp::models {
 // down_proj(act(gate_proj(x)) * up_proj(x)).
 class DecoderMLPImpl : public torch::nn::Module {
  public:
-  DecoderMLPImpl(const DecoderConfig& config, const at::TensorOptions& options);
+  // intermediate_size: the config's, but for experts.
+  DecoderMLPImpl(const DecoderConfig& config, int64_t intermediate_size, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& hidden_states);
 
  private:

@@ -68,6 +68,10 @@ const std::vector<DecoderFamily>& decoder_families() {
       {"olmo2", "Olmo2ForCausalLM", "Olmo2Model", parse_olmo2},
       {"olmo3", "Olmo3ForCausalLM", "Olmo3Model", parse_olmo3},
       {"glm4", "Glm4ForCausalLM", "Glm4Model", parse_glm4},
+      {"mixtral", "MixtralForCausalLM", "MixtralModel", parse_mixtral},
+      {"qwen2_moe", "Qwen2MoeForCausalLM", "Qwen2MoeModel", parse_qwen2_moe},
+      {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3MoeModel", parse_qwen3_moe},
+      {"olmoe", "OlmoeForCausalLM", "OlmoeModel", parse_olmoe},
   };
   return kFamilies;
 }

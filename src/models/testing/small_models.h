@@ -38,31 +38,45 @@ inline nlohmann::json small_llama() {
 // A small config of every family of decoders, with windows shorter than the sequences of the tests.
 inline std::vector<nlohmann::json> small_decoders() {
   const nlohmann::json window{{"sliding_window", 3}};
-  return {small_llama(),
-          small_decoder("qwen2", "Qwen2ForCausalLM",
-                        {{"use_sliding_window", true}, {"sliding_window", 3}, {"max_window_layers", 1}}),
-          small_decoder("qwen3", "Qwen3ForCausalLM", {{"head_dim", 4}}),
-          small_decoder("mistral", "MistralForCausalLM", window),
-          small_decoder("ministral", "MinistralForCausalLM", {{"sliding_window", 3}, {"head_dim", 6}}),
-          small_decoder("smollm3", "SmolLM3ForCausalLM", {{"no_rope_layer_interval", 2}}),
-          small_decoder("granite", "GraniteForCausalLM",
-                        {{"embedding_multiplier", 3.0},
-                         {"attention_multiplier", 0.4},
-                         {"residual_multiplier", 0.6},
-                         {"logits_scaling", 2.0}}),
-          small_decoder("gemma", "GemmaForCausalLM", {{"head_dim", 4}}),
-          small_decoder("gemma2", "Gemma2ForCausalLM",
-                        {{"head_dim", 4},
-                         {"sliding_window", 3},
-                         {"query_pre_attn_scalar", 5},
-                         {"attn_logit_softcapping", 3.0},
-                         {"final_logit_softcapping", 2.0}}),
-          small_decoder("gemma3_text", "Gemma3ForCausalLM",
-                        {{"head_dim", 4}, {"sliding_window", 3}, {"sliding_window_pattern", 2}}),
-          small_decoder("phi3", "Phi3ForCausalLM", {{"hidden_size", 24}, {"partial_rotary_factor", 0.5}}),
-          small_decoder("olmo2", "Olmo2ForCausalLM"),
-          small_decoder("olmo3", "Olmo3ForCausalLM", {{"sliding_window", 3}, {"num_hidden_layers", 2}}),
-          small_decoder("glm4", "Glm4ForCausalLM", {{"head_dim", 4}})};
+  return {
+      small_llama(),
+      small_decoder("qwen2", "Qwen2ForCausalLM",
+                    {{"use_sliding_window", true}, {"sliding_window", 3}, {"max_window_layers", 1}}),
+      small_decoder("qwen3", "Qwen3ForCausalLM", {{"head_dim", 4}}),
+      small_decoder("mistral", "MistralForCausalLM", window),
+      small_decoder("ministral", "MinistralForCausalLM", {{"sliding_window", 3}, {"head_dim", 6}}),
+      small_decoder("smollm3", "SmolLM3ForCausalLM", {{"no_rope_layer_interval", 2}}),
+      small_decoder("granite", "GraniteForCausalLM",
+                    {{"embedding_multiplier", 3.0},
+                     {"attention_multiplier", 0.4},
+                     {"residual_multiplier", 0.6},
+                     {"logits_scaling", 2.0}}),
+      small_decoder("gemma", "GemmaForCausalLM", {{"head_dim", 4}}),
+      small_decoder("gemma2", "Gemma2ForCausalLM",
+                    {{"head_dim", 4},
+                     {"sliding_window", 3},
+                     {"query_pre_attn_scalar", 5},
+                     {"attn_logit_softcapping", 3.0},
+                     {"final_logit_softcapping", 2.0}}),
+      small_decoder("gemma3_text", "Gemma3ForCausalLM",
+                    {{"head_dim", 4}, {"sliding_window", 3}, {"sliding_window_pattern", 2}}),
+      small_decoder("phi3", "Phi3ForCausalLM", {{"hidden_size", 24}, {"partial_rotary_factor", 0.5}}),
+      small_decoder("olmo2", "Olmo2ForCausalLM"),
+      small_decoder("olmo3", "Olmo3ForCausalLM", {{"sliding_window", 3}, {"num_hidden_layers", 2}}),
+      small_decoder("glm4", "Glm4ForCausalLM", {{"head_dim", 4}}),
+      small_decoder("mixtral", "MixtralForCausalLM", {{"num_local_experts", 3}}),
+      small_decoder("qwen2_moe", "Qwen2MoeForCausalLM",
+                    {{"num_experts", 5},
+                     {"num_experts_per_tok", 2},
+                     {"moe_intermediate_size", 7},
+                     {"shared_expert_intermediate_size", 9}}),
+      small_decoder("qwen3_moe", "Qwen3MoeForCausalLM",
+                    {{"num_experts", 5},
+                     {"num_experts_per_tok", 3},
+                     {"moe_intermediate_size", 7},
+                     {"norm_topk_prob", true},
+                     {"head_dim", 4}}),
+      small_decoder("olmoe", "OlmoeForCausalLM", {{"num_experts", 4}, {"num_experts_per_tok", 2}, {"clip_qkv", 0.5}})};
 }
 
 inline nlohmann::json small_gpt2() {
@@ -140,7 +154,8 @@ inline std::vector<SmallModel> small_models() {
     const auto type = config.at("model_type").get<std::string>();
     std::vector<std::string> dropouts{"attention_dropout"};
     if (type == "phi3") dropouts.emplace_back("resid_pdrop");
-    const std::string activation = type.starts_with("gemma") ? "aten::gelu" : "aten::silu";
+    const bool has_experts = config.contains("num_experts") || config.contains("num_local_experts");
+    const std::string activation = has_experts ? "aten::sort" : type.starts_with("gemma") ? "aten::gelu" : "aten::silu";
     models.push_back(
         {type, config, "model.embed_tokens.weight", "DecoderLayer", "num_hidden_layers", dropouts, activation});
   }

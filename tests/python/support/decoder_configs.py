@@ -2,7 +2,10 @@
 
 import copy
 
+import torch
 import transformers
+
+from model_support import random_ids, relative_error
 
 _SMALL = {
     "vocab_size": 101,
@@ -194,6 +197,42 @@ FAMILIES = {
         whole_heads={"rope_parameters": {**THETA, "partial_rotary_factor": 1.0}},
         tied={"tie_word_embeddings": True},
     ),
+    "mixtral": _family(
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2},
+        window={"sliding_window": 7},
+        all_experts={"num_local_experts": 3, "num_experts_per_tok": 3},
+        router_loss={"output_router_logits": True, "router_aux_loss_coef": 0.7},
+        many_experts={"num_local_experts": 90, "num_experts_per_tok": 2},
+    ),
+    "qwen2_moe": _family(
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 22,
+            "shared_expert_intermediate_size": 30,
+        },
+        renormalized={"norm_topk_prob": True, "qkv_bias": False},
+        router_loss={"output_router_logits": True, "router_aux_loss_coef": 0.7},
+        sparse_step={"decoder_sparse_step": 2},
+        dense_layers={"mlp_only_layers": [0, 2]},
+        window={"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    ),
+    "qwen3_moe": _family(
+        "qwen3_moe",
+        {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 22, "head_dim": 10},
+        renormalized={"norm_topk_prob": True, "attention_bias": True},
+        router_loss={"output_router_logits": True, "mlp_only_layers": [1]},
+        window={"use_sliding_window": True, "sliding_window": 6},
+    ),
+    "olmoe": _family(
+        "olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 4},
+        renormalized={"norm_topk_prob": True},
+        clipped={"clip_qkv": 0.8, "attention_bias": True},
+        router_loss={"output_router_logits": True, "router_aux_loss_coef": 0.3},
+    ),
 }
 
 CASES = [(family, name) for family, configs in FAMILIES.items() for name in configs]
@@ -202,3 +241,21 @@ CASES = [(family, name) for family, configs in FAMILIES.items() for name in conf
 def config_of(family, name="plain"):
     """A copy: transformers notes the dtype of the last model in a config."""
     return copy.deepcopy(FAMILIES[family][name])
+
+
+def decoder_from(config):
+    """A model of transformers whose experts are plain products, in every dtype and of every size."""
+    return transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+
+
+def assert_same_model(folder, model):
+    """transformers loads the folder without a word, and the same weights."""
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, experts_implementation="eager"
+    )
+    assert not any(report.values()), report
+    loaded_state, state = loaded.state_dict(), model.state_dict()
+    assert loaded_state.keys() == state.keys()
+    assert all(torch.equal(loaded_state[name], value) for name, value in state.items())
+    ids = random_ids(model.config)
+    assert relative_error(loaded.eval()(ids).logits, model.eval()(ids).logits) <= 1e-6

@@ -10,19 +10,27 @@ namespace {
 
 // What a family says where its config.json is silent.
 struct ExpertDefaults {
-  const char* experts_key = "num_experts";
   int64_t experts = 0;
   int64_t experts_per_token = 0;
   double router_loss_coefficient = 0.001;
 };
 
+// Reads the number of experts, which transformers writes under either of two names.
+int64_t parse_expert_count(const ConfigReader& config, int64_t default_value) {
+  const std::string key = "num_experts", other = "num_local_experts";
+  const int64_t of_key = config.positive_integer(key, default_value);
+  const int64_t of_other = config.positive_integer(other, of_key);
+  if (config.has(key) && of_key != of_other) config.refuse(other, c10::str("absent, or ", key, ", ", of_key));
+  return of_other;
+}
+
 void parse_experts(const ConfigReader& config, const ExpertDefaults& defaults, DecoderConfig& decoder) {
   ExpertsConfig& experts = decoder.experts.emplace();
-  experts.router.experts = config.positive_integer(defaults.experts_key, defaults.experts);
+  experts.router.experts = parse_expert_count(config, defaults.experts);
   const std::string per_token = "num_experts_per_tok";
   experts.router.experts_per_token = config.positive_integer(per_token, defaults.experts_per_token);
   if (experts.router.experts_per_token > experts.router.experts) {
-    config.refuse(per_token, c10::str("at most ", defaults.experts_key, ", ", experts.router.experts));
+    config.refuse(per_token, c10::str("at most the number of experts, ", experts.router.experts));
   }
   const double coefficient = config.number("router_aux_loss_coef", defaults.router_loss_coefficient, 0.0, 1e6);
   if (config.boolean("output_router_logits", false)) experts.router_loss_coefficient = coefficient;
@@ -61,12 +69,12 @@ void set_window_of_all(std::optional<int64_t> window, DecoderConfig& decoder) {
 }  // namespace
 
 DecoderConfig parse_mixtral(const ConfigReader& config) {
-  DecoderConfig decoder = parse_common(
-      config, "mixtral", {.max_position_embeddings = 131072, .norm_eps = 1e-5, .num_key_value_heads = 8});
+  DecoderConfig decoder =
+      parse_common(config, "mixtral", {.max_position_embeddings = 131072, .norm_eps = 1e-5, .num_key_value_heads = 8});
   decoder.activation = parse_activation(config, "hidden_act", "silu");
   parse_rope(config, decoder, {.theta = 1000000.0});
   set_window_of_all(parse_window(config, std::nullopt), decoder);
-  parse_experts(config, {.experts_key = "num_local_experts", .experts = 8, .experts_per_token = 2}, decoder);
+  parse_experts(config, {.experts = 8, .experts_per_token = 2}, decoder);
   decoder.experts->router.renormalizes = true;
   decoder.experts->intermediate_size = decoder.intermediate_size;
   decoder.experts->jitter = config.number("router_jitter_noise", 0.0, 0.0, 1.0);
@@ -80,12 +88,13 @@ DecoderConfig parse_qwen2_moe(const ConfigReader& config) {
   decoder.query_key_value_bias = config.boolean("qkv_bias", true);
   parse_rope(config, decoder);
   const bool has_window = config.boolean("use_sliding_window", false);
-  const std::optional<int64_t> sliding_window = parse_window(config, 4096);
+  // Without windows transformers writes 0.
+  const bool is_zero = !has_window && config.integer("sliding_window") == 0;
+  const std::optional<int64_t> sliding_window = is_zero ? std::nullopt : parse_window(config, 4096);
   const std::optional<int64_t> window = has_window ? sliding_window : std::nullopt;
   const auto end = config.integer("max_window_layers").value_or(28);
-  const auto types = parse_layer_types(config, decoder.layers.size(), [&](size_t i) {
-    return window && i % 2 == 0 && static_cast<int64_t>(i) < end;
-  });
+  const auto types = parse_layer_types(config, decoder.layers.size(),
+                                       [&](size_t i) { return window && i % 2 == 0 && static_cast<int64_t>(i) < end; });
   set_windows(config, types, window, decoder);
   parse_experts(config, {.experts = 60, .experts_per_token = 4}, decoder);
   parse_renormalization(config, decoder);

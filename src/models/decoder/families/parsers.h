@@ -63,5 +63,9 @@ DecoderConfig parse_phi3(const ConfigReader& config);
 DecoderConfig parse_olmo2(const ConfigReader& config);
 DecoderConfig parse_olmo3(const ConfigReader& config);
 DecoderConfig parse_glm4(const ConfigReader& config);
+DecoderConfig parse_mixtral(const ConfigReader& config);
+DecoderConfig parse_qwen2_moe(const ConfigReader& config);
+DecoderConfig parse_qwen3_moe(const ConfigReader& config);
+DecoderConfig parse_olmoe(const ConfigReader& config);
 
 }  // namespace fsdp::models::families
