@@ -1,13 +1,18 @@
 """Mixtures of experts: both forms of folders, and experts that no token chooses."""
 
+import json
+
 import pytest
 import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM
 
 import model_support
 from decoder_configs import assert_same_model, config_of, decoder_from
 from model_support import (
     assert_same_results,
     check_tool,
+    edit_config,
     edit_tensors,
     our_results,
     random_ids,
@@ -85,3 +90,62 @@ def test_experts_without_tokens_have_gradients_of_zero(family, tmp_path):
     assert_same_results(ours, reference, 2e-5)
     gradients = [value for name, value in ours.items() if name.endswith("experts.gate_up_proj")]
     assert any((of_layer.flatten(1) == 0).all(1).any() for of_layer in gradients)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_conversions_know_experts(family, tmp_path):
+    """A folder, a checkpoint and a folder again: the same tensors under the same names."""
+    model = random_model(family)
+    save(model, tmp_path / "source", "separate")
+    check_tool("fsdp", "convert", tmp_path / "source", tmp_path / "checkpoint")
+    check_tool("fsdp", "convert", tmp_path / "checkpoint", tmp_path / "target")
+    assert_same_model(tmp_path / "target", model)
+    assert names_in(tmp_path / "target") == names_in(tmp_path / "source")
+    listed = check_tool("fsdp", "inspect", tmp_path / "checkpoint").stdout
+    assert FUSED in listed, listed
+
+
+def train(source, output, ranks):
+    """Trains four steps of four samples over some ranks; returns the losses and the saved folder."""
+    config = {
+        "model_path": str(source),
+        "dataset": "dummy:64",
+        "max_seq_length": 16,
+        "train_batch_size": 4 // ranks,
+        "max_steps": 4,
+        "dtype": "fp32",
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_final": True,
+        "output_dir": str(output),
+    }
+    path = output.with_suffix(".json")
+    path.write_text(json.dumps(config))
+    check_tool("fsdp", "train", "--config-path", path, "--nproc-per-node", ranks)
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line], output / "final"
+
+
+@pytest.mark.parametrize("family,form", [(family, "separate") for family in FAMILIES] + [("mixtral", "fused")])
+def test_training_over_ranks_is_that_of_one_process(family, form, tmp_path):
+    """The folder that two ranks save has the form of the one that they read, and loads in transformers."""
+    model = random_model(family)
+    save(model, tmp_path / "source", form)
+    one, of_one = train(tmp_path / "source", tmp_path / "one", 1)
+    two, of_two = train(tmp_path / "source", tmp_path / "two", 2)
+    assert len(one) == 4 and one == pytest.approx(two, rel=1e-5)
+    assert names_in(of_two) == names_in(tmp_path / "source")
+    loaded = AutoModelForCausalLM.from_pretrained(of_one, experts_implementation="eager")
+    assert not torch.equal(loaded.state_dict()[FUSED], model.state_dict()[FUSED])
+    assert_same_model(of_two, loaded, 2e-3)
+
+
+def test_training_adds_the_loss_of_the_router(tmp_path):
+    config = config_of("qwen3_moe", "router_loss")
+    config.router_aux_loss_coef = 0.5
+    model = model_support.random_model(decoder_from, config, 5)
+    model.save_pretrained(tmp_path / "source")
+    with_loss, _ = train(tmp_path / "source", tmp_path / "with", 2)
+    edit_config(tmp_path / "source", lambda config: config.update(output_router_logits=False))
+    without, _ = train(tmp_path / "source", tmp_path / "without", 2)
+    assert with_loss[0] > without[0] + 0.5  # at least the number of experts of a token, 2, times the coefficient

@@ -248,14 +248,14 @@ def decoder_from(config):
     return transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
 
 
-def assert_same_model(folder, model):
-    """transformers loads the folder without a word, and the same weights."""
+def assert_same_model(folder, model, tolerance=0):
+    """transformers loads the folder without a word, and the same weights, up to a part of their norm."""
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, experts_implementation="eager"
     )
     assert not any(report.values()), report
     loaded_state, state = loaded.state_dict(), model.state_dict()
     assert loaded_state.keys() == state.keys()
-    assert all(torch.equal(loaded_state[name], value) for name, value in state.items())
+    assert all(relative_error(loaded_state[name], value) <= tolerance for name, value in state.items())
     ids = random_ids(model.config)
-    assert relative_error(loaded.eval()(ids).logits, model.eval()(ids).logits) <= 1e-6
+    assert relative_error(loaded.eval()(ids).logits, model.eval()(ids).logits) <= max(1e-6, 10 * tolerance)
