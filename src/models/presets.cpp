@@ -2,7 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "models/dhen_config.h"
+#include "models/presets/decoders.h"
 
 namespace fsdp::models {
 namespace {
@@ -81,10 +84,8 @@ json deepvit(const DeepViTSizes& sizes, double dropout) {
                            {"dropout", dropout}});
 }
 
-}  // namespace
-
-const std::vector<Preset>& presets() {
-  static const std::vector<Preset> kPresets{
+std::vector<Preset> make_presets() {
+  std::vector<Preset> presets{
       {"gpt2", kGpt2Paper, gpt2(50257, 1024, 768, 12, 12), {}},
       {"gpt2-medium", kGpt2Paper, gpt2(50257, 1024, 1024, 24, 16), {}},
       {"gpt2-large", kGpt2Paper, gpt2(50257, 1024, 1280, 36, 20), {}},
@@ -104,6 +105,14 @@ const std::vector<Preset>& presets() {
        PublishedRuns{.image_size = 256, .batch_sizes = {105, 120}, .gpus = {16, 32}}},
       {"dhen-550m", kFsdpPaperTables, dhen_550m(), PublishedRuns{.batch_sizes = {1024}, .gpus = {8, 512}}},
   };
+  for (Preset& preset : decoder_presets()) presets.push_back(std::move(preset));
+  return presets;
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> kPresets = make_presets();
   return kPresets;
 }
 

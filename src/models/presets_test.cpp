@@ -43,6 +43,12 @@ struct Size {
 
 class Presets : public ::testing::TestWithParam<Size> {};
 
+std::string name_of(const ::testing::TestParamInfo<Size>& info) {
+  std::string name = info.param.name;
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
+}
+
 TEST_P(Presets, HaveThePublishedNumberOfParameters) {
   const Size& want = GetParam();
   const int64_t count = number_of_parameters(*on_meta(want.name));
@@ -64,11 +70,26 @@ INSTANTIATE_TEST_SUITE_P(
                       Size{"regnet-x-400mf", 5'495'976, 5'495'976, 0}, Size{"regnet-y-400mf", 4'344'144, 4'344'144, 0},
                       Size{"regnet-9b", 9'352'215'872, 9.35e9}, Size{"deepvit-s", 25'930'996, 27e6, 0.05},
                       Size{"deepvit-8b", 7'998'269'160, 8e9}, Size{"dhen-550m", 549'460'097, 550e6}),
-    [](const auto& info) {
-      std::string name = info.param.name;
-      std::replace(name.begin(), name.end(), '-', '_');
-      return name;
-    });
+    name_of);
+
+// Exact numbers: those of transformers' models (tests/python/test_preset_sizes.py compares each parameter). Published:
+// as rounded on the model cards.
+INSTANTIATE_TEST_SUITE_P(
+    Decoders, Presets,
+    ::testing::Values(Size{"llama-3.2-1b", 1'235'814'400, 1.23e9}, Size{"llama-3.1-8b", 8'030'261'248, 8.03e9},
+                      Size{"llama-3.1-70b", 70'553'706'496, 70.6e9}, Size{"smollm2-135m", 134'515'008, 135e6},
+                      Size{"smollm3-3b", 3'075'098'624, 3.08e9}, Size{"qwen2.5-0.5b", 494'032'768, 0.49e9},
+                      Size{"qwen2.5-7b", 7'615'616'512, 7.61e9}, Size{"qwen3-0.6b", 596'049'920, 0.6e9},
+                      Size{"qwen3-8b", 8'190'735'360, 8.2e9}, Size{"qwen3-32b", 32'762'123'264, 32.8e9},
+                      Size{"mistral-7b-v0.1", 7'241'732'096, 7.24e9}, Size{"mistral-7b-v0.3", 7'248'023'552, 7.25e9},
+                      Size{"ministral-8b", 8'019'808'256, 8.02e9}, Size{"granite-3.3-2b", 2'533'539'840, 2.53e9},
+                      Size{"granite-3.3-8b", 8'170'864'640, 8.17e9}, Size{"gemma-2b", 2'506'172'416, 2.51e9},
+                      Size{"gemma-2-2b", 2'614'341'888, 2.61e9}, Size{"gemma-2-9b", 9'241'705'984, 9.24e9},
+                      Size{"gemma-3-1b", 999'885'952, 1.0e9}, Size{"phi-3-mini-4k", 3'821'079'552, 3.82e9},
+                      Size{"phi-4", 14'659'507'200, 14.7e9}, Size{"phi-4-mini", 3'836'021'760, 3.84e9},
+                      Size{"olmo-2-7b", 7'298'617'344, 7.3e9}, Size{"olmo-3-7b", 7'298'011'136, 7.3e9},
+                      Size{"glm-4-9b", 9'400'279'040, 9.4e9}),
+    name_of);
 
 // Compared with Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1,
 // without recomputation: 72 B S L W^2 (1 + S / 6W + V / 12LW) floating point operations in a step.

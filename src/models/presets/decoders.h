@@ -1,0 +1,13 @@
+// Presets of decoder-only transformers whose weights are published.
+#pragma once
+
+#include <vector>
+
+#include "models/presets.h"
+
+namespace fsdp::models {
+
+// One preset or more of every dense family in models/decoder/families.h.
+std::vector<Preset> decoder_presets();
+
+}  // namespace fsdp::models
