@@ -1,6 +1,7 @@
 """Presets beside the models that transformers makes of the same configs, without memory: names, shapes, FLOPs."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -58,6 +59,12 @@ def transformers_model(config):
 
 def test_all_presets_are_compared():
     assert set(json.loads(check_tool("preset_facts").stdout)) == {*GPT2, *DECODERS, *T5, *REGNETS, *OF_THIS_PROJECT}
+
+
+def test_all_presets_are_in_the_document(source_dir):
+    table = (source_dir / "docs/models.md").read_text().partition("\n## Presets\n")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, flags=re.M))))
+    assert documented == set(json.loads(check_tool("preset_facts").stdout))
 
 
 @pytest.mark.parametrize("name", [*GPT2, *DECODERS, *T5, *REGNETS])
