@@ -1,5 +1,8 @@
 #include "models/decoder/decoder_attention.h"
 
+#include <utility>
+#include <vector>
+
 namespace fsdp::models {
 
 DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, const DecoderLayerConfig& layer,
@@ -33,11 +36,18 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, const De
   k_norm_ = norm("k_norm", key_size_);
 }
 
-DecoderAttentionImpl::Projections DecoderAttentionImpl::project(const at::Tensor& hidden_states) {
-  if (!qkv_proj_) return {q_proj_(hidden_states), k_proj_(hidden_states), v_proj_(hidden_states)};
-  const std::vector<at::Tensor> parts =
-      qkv_proj_(hidden_states).split_with_sizes({query_size_, key_size_, key_size_}, -1);
-  return {parts[0], parts[1], parts[2]};
+DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& hidden_states,
+                                                          const RotaryFactors& rotary) {
+  const auto rotated = [&](const at::Tensor& x) { return rotary.cos.defined() ? apply_rotary(x, rotary) : x; };
+  if (qkv_proj_) {
+    const std::vector<at::Tensor> parts =
+        qkv_proj_(hidden_states).split_with_sizes({query_size_, key_size_, key_size_}, -1);
+    return {rotated(heads(parts[0], q_norm_)), rotated(heads(parts[1], k_norm_)), heads(parts[2], no_norm_)};
+  }
+  // One after the other: each projection is freed as soon as it is rotated.
+  at::Tensor query = rotated(heads(q_proj_(hidden_states), q_norm_));
+  at::Tensor key = rotated(heads(k_proj_(hidden_states), k_norm_));
+  return {std::move(query), std::move(key), heads(v_proj_(hidden_states), no_norm_)};
 }
 
 at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& norm) const {
@@ -48,15 +58,10 @@ at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& no
 }
 
 at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
-  const Projections projections = project(hidden_states);
-  at::Tensor query = heads(projections.query, q_norm_), key = heads(projections.key, k_norm_);
-  if (rotary.cos.defined()) {
-    query = apply_rotary(query, rotary);
-    key = apply_rotary(key, rotary);
-  }
+  const auto [query, key, value] = project(hidden_states, rotary);
   AttentionOptions options = attention_;
   if (!is_training()) options.dropout = 0.0;
-  return o_proj_(causal_attention(query, key, heads(projections.value, no_norm_), options));
+  return o_proj_(causal_attention(query, key, value, options));
 }
 
 }  // namespace fsdp::models

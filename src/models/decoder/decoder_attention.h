@@ -19,11 +19,11 @@ class DecoderAttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& hidden_states, const RotaryFactors& rotary);
 
  private:
-  // Queries, keys or values of all heads.
-  struct Projections {
-    at::Tensor query, key, value;  // [batch, sequence, heads * head_dim]
+  // [batch, heads, sequence, head_dim]
+  struct Heads {
+    at::Tensor query, key, value;
   };
-  Projections project(const at::Tensor& hidden_states);
+  Heads project(const at::Tensor& hidden_states, const RotaryFactors& rotary);
   // Applies the norm and the limit, and returns [batch, heads, sequence, head_dim]. `norm`: null for values.
   at::Tensor heads(const at::Tensor& projection, RMSNorm& norm) const;
 

@@ -7,7 +7,7 @@
 
 namespace fsdp::models {
 
-// One preset or more of every dense family in models/decoder/families.h.
+// One preset or more of dense families in models/decoder/families.h.
 std::vector<Preset> decoder_presets();
 
 }  // namespace fsdp::models

@@ -2,7 +2,6 @@
 
 import copy
 
-import torch
 import transformers
 
 from model_support import random_ids, relative_error

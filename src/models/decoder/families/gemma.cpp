@@ -75,7 +75,9 @@ DecoderConfig parse_gemma2(const ConfigReader& config) {
   decoder.logits.softcap = parse_softcap(config, "final_logit_softcapping", 30.0);
   decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings)};
   const auto types = parse_layer_types(config, decoder.layers.size(), [](size_t i) { return i % 2 == 0; });
-  set_windows(config, types, parse_window(config, 4096), decoder);
+  const std::optional<int64_t> window = parse_window(config, 4096);
+  set_windows(config, types, window, decoder);
+  if (window) refuse_unless(config, "sliding_window_size", *window);
   return decoder;
 }
 

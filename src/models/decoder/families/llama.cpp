@@ -28,8 +28,7 @@ DecoderConfig parse_llama(const ConfigReader& config) {
   parse_attention_bias(config, decoder);
   decoder.mlp_bias = config.boolean("mlp_bias", false);
   parse_rope(config, decoder);
-  // Folders of Llamas that were trained elsewhere carry these; other values would change the numbers.
-  if (config.boolean("rope_interleaved", false)) config.refuse("rope_interleaved", "false or absent");
+  refuse_unless(config, "rope_interleaved", false);
   return decoder;
 }
 
@@ -37,6 +36,7 @@ DecoderConfig parse_qwen2(const ConfigReader& config) {
   DecoderConfig decoder = parse_common(config, "qwen2", {.max_position_embeddings = 32768, .num_key_value_heads = 32});
   decoder.activation = parse_activation(config, "hidden_act", "silu");
   decoder.query_key_value_bias = true;
+  refuse_unless(config, "use_mrope", false);
   parse_rope(config, decoder);
   parse_qwen_windows(config, decoder);
   return decoder;

@@ -73,6 +73,12 @@ std::string parse_activation(const ConfigReader& config, const std::string& key,
   return config.choice(key, default_value, activation_names());
 }
 
+void refuse_unless(const ConfigReader& config, const std::string& key, const nlohmann::json& value) {
+  if (config.has(key) && config.at(key) != value) {
+    config.refuse(key, c10::str("absent or ", value.dump(), ": transformers does not read it in these models"));
+  }
+}
+
 void parse_attention_bias(const ConfigReader& config, DecoderConfig& decoder) {
   decoder.query_key_value_bias = decoder.output_bias = config.boolean("attention_bias", false);
 }

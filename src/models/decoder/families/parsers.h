@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "models/config_reader.h"
 #include "models/decoder/decoder_config.h"
 
@@ -28,6 +30,10 @@ DecoderConfig parse_common(const ConfigReader& config, const char* model_type, c
 
 // Reads the activation function under `key`.
 std::string parse_activation(const ConfigReader& config, const std::string& key, const char* default_value);
+
+// Reads keys that folders carry and that transformers does not read in this family. Values other than `value`, which
+// changes nothing, are refused.
+void refuse_unless(const ConfigReader& config, const std::string& key, const nlohmann::json& value);
 
 // Reads attention_bias, which is the bias of all four projections.
 void parse_attention_bias(const ConfigReader& config, DecoderConfig& decoder);

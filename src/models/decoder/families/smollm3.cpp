@@ -33,6 +33,7 @@ DecoderConfig parse_smollm3(const ConfigReader& config) {
   parse_attention_bias(config, decoder);
   decoder.mlp_bias = config.boolean("mlp_bias", false);
   decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings, {.theta = 2000000.0})};
+  config.integer("max_window_layers");  // published folders have it, and transformers does not read it
   const std::vector<bool> rotated = rotated_layers(config, decoder.layers.size());
   const bool has_window = config.boolean("use_sliding_window", false);
   const std::optional<int64_t> sliding_window = parse_window(config, std::nullopt);
