@@ -1,5 +1,6 @@
 #include "models/loss.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/tanh.h>
 
