@@ -1,6 +1,7 @@
 #include "models/attention.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
@@ -36,12 +37,13 @@ std::vector<Block> blocks_of(int64_t sequence, int64_t window) {
   return blocks;
 }
 
-// Returns which keys each query of the block does not see: [queries, keys] bool.
+// Returns which keys each query of the block does not see: [queries, keys] bool. Uses bitwise operators: LibTorch has
+// no logical ones for the meta device.
 at::Tensor hidden_keys(const Block& block, int64_t window, at::Device device) {
   const auto positions = at::TensorOptions(device).dtype(at::kLong);
   const at::Tensor queries = at::arange(block.first_query, block.first_query + block.queries, positions).unsqueeze(1);
   const at::Tensor keys = at::arange(block.first_key, block.first_key + block.keys, positions);
-  return keys.gt(queries).logical_or_(keys.le(queries - window));
+  return keys.gt(queries).bitwise_or_(keys.le(queries - window));
 }
 
 at::Tensor fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -77,7 +79,7 @@ at::Tensor in_blocks(const at::Tensor& query, const at::Tensor& key, const at::T
     const at::Tensor values = value.narrow(2, block.first_key, block.keys);
     const at::Tensor hidden = hidden_keys(block, window, query.device());
     parts.push_back(options.softcap ? with_softcap(queries, keys, values, hidden, options)
-                                    : fused(queries, keys, values, hidden.logical_not(), /*is_causal=*/false, options));
+                                    : fused(queries, keys, values, hidden.bitwise_not(), /*is_causal=*/false, options));
   }
   return parts.size() == 1 ? parts.front() : at::cat(parts, 2);
 }
