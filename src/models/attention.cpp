@@ -105,6 +105,9 @@ int64_t attended_keys(int64_t sequence, std::optional<int64_t> window) {
 
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const AttentionOptions& options) {
+  // LibTorch's flash attention on CPUs multiplies masked products, which are -inf, by the scale.
+  TORCH_CHECK(options.scale.value_or(1.0) > 0, "causal_attention: the scale is ", *options.scale,
+              "; it must be greater than 0");
   const int64_t sequence = query.size(2), window = attended_keys(sequence, options.window);
   return rounded_once(value, options, [&](const auto& cast) {
     if (window == sequence && !options.softcap) {

@@ -13,7 +13,7 @@ at::Tensor split_heads(const at::Tensor& x, int64_t head_dim);
 
 struct AttentionOptions {
   double dropout = 0.0;              // of the attention weights
-  std::optional<double> scale = {};  // of query · key; unset: 1/sqrt(head_dim)
+  std::optional<double> scale = {};  // of query · key; unset: 1/sqrt(head_dim). causal_attention: greater than 0
   bool in_full_precision = false;    // compute bf16 and fp16 in fp32 and round at the end
   // causal_attention only. A position attends to the last `window` positions, itself included; unset: to all before it.
   std::optional<int64_t> window = {};

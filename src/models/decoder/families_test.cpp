@@ -251,6 +251,7 @@ TEST(DecoderFamilies, UnsupportedValuesAreErrors) {
   EXPECT_THAT(error("llama", {{"rope_interleaved", true}}), HasSubstr("rope_interleaved is true"));
   EXPECT_THAT(error("llama", {{"sliding_window", 9}}), HasSubstr("sliding_window is 9"));
   EXPECT_THAT(error("granite", {{"logits_scaling", 0}}), HasSubstr("logits_scaling is 0"));
+  EXPECT_THAT(error("granite", {{"attention_multiplier", -0.4}}), HasSubstr("attention_multiplier is -0.4"));
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ DecoderConfig parse_granite(const ConfigReader& config) {
   decoder.mlp_bias = config.boolean("mlp_bias", false);
   parse_rope(config, decoder);
   decoder.embedding_multiplier = config.number("embedding_multiplier", 1.0, -1e6, 1e6);
-  decoder.attention_scale = config.number("attention_multiplier", 1.0, -1e6, 1e6);
+  decoder.attention_scale = config.number("attention_multiplier", 1.0, 1e-6, 1e6);
   decoder.residual_multiplier = config.number("residual_multiplier", 1.0, -1e6, 1e6);
   decoder.logits.divisor = config.number("logits_scaling", 1.0, 1e-6, 1e6);
   return decoder;
