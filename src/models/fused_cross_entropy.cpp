@@ -84,7 +84,7 @@ class ChunkedLoss {
         .copy_(at::nll_loss(log_probabilities, labels, /*weight=*/{}, at::Reduction::None, kIgnoredLabel));
     if (!wanted_.hidden_states && !wanted_.weight) return;
     const at::Tensor gradient =
-        scaling_.backward(logits_gradient(std::move(log_probabilities), labels).to(dtype), logits);
+        scaling_.backward(logits_gradient(std::move(log_probabilities), labels), logits).to(dtype);
     if (wanted_.hidden_states) gradients_.hidden_states.narrow(0, begin, rows).copy_(at::mm(gradient, weight_));
     if (wanted_.weight) add_to_weight(gradient.t(), hidden_states.to(dtype));
   }

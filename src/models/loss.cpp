@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
 
 namespace fsdp::models {
 
@@ -12,7 +13,7 @@ at::Tensor LogitScaling::apply(const at::Tensor& products) const {
 }
 
 at::Tensor LogitScaling::backward(at::Tensor gradient, const at::Tensor& logits) const {
-  if (softcap) gradient.mul_(1 - (logits / *softcap).square_());
+  if (softcap) at::tanh_backward_out(gradient, gradient, logits.to(gradient.scalar_type()) / *softcap);
   return divisor == 1.0 ? gradient : gradient.div_(divisor);
 }
 

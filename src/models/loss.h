@@ -19,7 +19,8 @@ struct LogitScaling {
 
   bool is_identity() const { return divisor == 1.0 && !softcap; }
   at::Tensor apply(const at::Tensor& products) const;
-  // Returns the gradient with respect to the products. `logits`: what apply returned; changes `gradient`.
+  // Returns the gradient with respect to the products, computed in the dtype of `gradient`, which is changed. `logits`:
+  // the result of apply.
   at::Tensor backward(at::Tensor gradient, const at::Tensor& logits) const;
 };
 
