@@ -42,13 +42,22 @@ Results backward(const Inputs& inputs, const torch::Tensor& loss, double scale =
   return {loss.detach(), inputs.hidden_states.grad(), inputs.weight.grad()};
 }
 
-Results plain(const Inputs& inputs, double scale = 1) {
-  return backward(inputs, mean_cross_entropy(torch::linear(inputs.hidden_states, inputs.weight), inputs.labels), scale);
+Results plain(const Inputs& inputs, double scale = 1, const LogitScaling& scaling = {}) {
+  const torch::Tensor logits = scaling.apply(torch::linear(inputs.hidden_states, inputs.weight));
+  return backward(inputs, mean_cross_entropy(logits, inputs.labels), scale);
 }
 
-Results fused(const Inputs& inputs, int64_t chunk = 0, double scale = 1) {
-  return backward(inputs, fused_cross_entropy(inputs.hidden_states, inputs.weight, inputs.labels, chunk), scale);
+Results fused(const Inputs& inputs, int64_t chunk = 0, double scale = 1, const LogitScaling& scaling = {}) {
+  return backward(inputs, fused_cross_entropy(inputs.hidden_states, inputs.weight, inputs.labels, chunk, scaling),
+                  scale);
 }
+
+Inputs in_fp64(const Inputs& inputs) {
+  return {inputs.hidden_states.detach().to(torch::kFloat64).requires_grad_(),
+          inputs.weight.detach().to(torch::kFloat64).requires_grad_(), inputs.labels};
+}
+
+const LogitScaling kScalings[] = {{.divisor = 3.0}, {.softcap = 2.5}, {.divisor = 0.7, .softcap = 4.0}};
 
 double relative_error(const torch::Tensor& got, const torch::Tensor& want) {
   const torch::Tensor exact = want.to(torch::kFloat64);
@@ -83,9 +92,7 @@ TEST(FusedCrossEntropy, InFp32DiffersByTheOrderOfAdditions) {
 TEST(FusedCrossEntropy, LowPrecisionLosesNothingToChunks) {
   for (c10::ScalarType dtype : {torch::kBFloat16, torch::kFloat16}) {
     const Inputs inputs = make_inputs(300, 16, 40, dtype);
-    const Inputs exact = {inputs.hidden_states.detach().to(torch::kFloat64).requires_grad_(),
-                          inputs.weight.detach().to(torch::kFloat64).requires_grad_(), inputs.labels};
-    const Results want = plain(exact), theirs = plain(inputs);
+    const Results want = plain(in_fp64(inputs)), theirs = plain(inputs);
     for (int64_t chunk : {1, 64, 300}) {
       const Results ours = fused(inputs, chunk);
       for (auto part : {&Results::loss, &Results::hidden_states, &Results::weight}) {
@@ -96,13 +103,71 @@ TEST(FusedCrossEntropy, LowPrecisionLosesNothingToChunks) {
   }
 }
 
+TEST(FusedCrossEntropy, OfScaledLogitsEqualsThePlainLossForAllChunks) {
+  for (const LogitScaling& scaling : kScalings) {
+    for (int64_t tokens : {1, 2, 9, 21}) {
+      const Inputs inputs = make_inputs(tokens, 5, 13);
+      const Results want = plain(inputs, 1, scaling);
+      EXPECT_GT(relative_error(plain(inputs).weight, want.weight), 0.01);
+      for (int64_t chunk : {0, 1, 2, 3, 7, 8, 20, 21, 22, 64}) {
+        SCOPED_TRACE(c10::str(tokens, " tokens in chunks of ", chunk, ", divisor ", scaling.divisor, ", softcap ",
+                              scaling.softcap.value_or(0)));
+        expect_near(fused(inputs, chunk, 1, scaling), want, 1e-14);
+      }
+    }
+  }
+}
+
+// Gradients are computed from logits that are rounded once more than the results of tanh.
+TEST(FusedCrossEntropy, OfScaledLogitsLosesNothingInLowPrecision) {
+  for (const LogitScaling& scaling : kScalings) {
+    for (c10::ScalarType dtype : {torch::kBFloat16, torch::kFloat16}) {
+      const Inputs inputs = make_inputs(300, 16, 40, dtype);
+      const Results want = plain(in_fp64(inputs), 1, scaling), theirs = plain(inputs, 1, scaling);
+      for (int64_t chunk : {1, 64, 300}) {
+        SCOPED_TRACE(c10::str(dtype, " in chunks of ", chunk, ", divisor ", scaling.divisor, ", softcap ",
+                              scaling.softcap.value_or(0)));
+        const Results ours = fused(inputs, chunk, 1, scaling);
+        for (auto part : {&Results::loss, &Results::hidden_states, &Results::weight}) {
+          EXPECT_EQ((ours.*part).scalar_type(), (theirs.*part).scalar_type());
+          EXPECT_LE(relative_error(ours.*part, want.*part), 1.3 * relative_error(theirs.*part, want.*part) + 1e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(FusedCrossEntropy, OfScaledLogitsComputesTheWantedGradients) {
+  for (const LogitScaling& scaling : kScalings) {
+    Inputs inputs = make_inputs(9, 5, 13);
+    const Results want = plain(inputs, 1, scaling);
+    const auto loss = [&] {
+      return fused_cross_entropy(inputs.hidden_states, inputs.weight, inputs.labels, 4, scaling);
+    };
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_LE(relative_error(loss(), want.loss), 1e-14);
+    }
+    inputs.weight.requires_grad_(false);
+    backward(inputs, loss());
+    EXPECT_LE(relative_error(inputs.hidden_states.grad(), want.hidden_states), 1e-14);
+    EXPECT_FALSE(inputs.weight.grad().defined());
+    inputs.hidden_states.requires_grad_(false);
+    inputs.weight.requires_grad_();
+    backward(inputs, loss());
+    EXPECT_LE(relative_error(inputs.weight.grad(), want.weight), 1e-14);
+    EXPECT_FALSE(inputs.hidden_states.grad().defined());
+    inputs.weight.requires_grad_(false);
+    EXPECT_FALSE(loss().requires_grad());
+    EXPECT_LE(relative_error(loss(), want.loss), 1e-14);
+  }
+}
+
 // Without the scale most gradients of 4000 tokens would be 0 in fp16; with the scale, sums over tokens would be
 // infinite in fp16.
 TEST(FusedCrossEntropy, ScaledLossesNeitherUnderflowNorOverflow) {
   const Inputs inputs = make_inputs(4000, 8, 400, torch::kFloat16);
-  const Inputs exact = {inputs.hidden_states.detach().to(torch::kFloat64).requires_grad_(),
-                        inputs.weight.detach().to(torch::kFloat64).requires_grad_(), inputs.labels};
-  const Results want = plain(exact, 65536), ours = fused(inputs, 0, 65536);
+  const Results want = plain(in_fp64(inputs), 65536), ours = fused(inputs, 0, 65536);
   EXPECT_LE(relative_error(ours.hidden_states, want.hidden_states), 2e-3);
   EXPECT_LE(relative_error(ours.weight, want.weight), 2e-3);
 }
