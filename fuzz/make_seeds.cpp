@@ -94,6 +94,31 @@ void add_checkpoint(const Seeds& seeds) {
   seeds.add("checkpoint_folder_fuzz", join_files({content, kA.bytes(), more.bytes()}));
 }
 
+// Configs of decoders, which together have the keys of all families and types of rotary embeddings.
+void add_decoder_configs(const Seeds& seeds) {
+  const std::string sizes =
+      R"("vocab_size":99,"hidden_size":48,"intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":6,)"
+      R"("num_key_value_heads":2,"pad_token_id":null,)";
+  for (const char* rest :
+       {R"("model_type":"qwen3","head_dim":16,"use_sliding_window":true,"sliding_window":7,"max_window_layers":1,)"
+        R"("rope_parameters":{"rope_type":"yarn","rope_theta":900.0,"factor":4.0,"beta_fast":3.5,"beta_slow":1.5,)"
+        R"("mscale":0.7,"mscale_all_dim":1.3,"truncate":false,"original_max_position_embeddings":16})",
+        R"("model_type":"smollm3","no_rope_layers":[0,1],"no_rope_layer_interval":2,"mlp_bias":true)",
+        R"("model_type":"granite","embedding_multiplier":3.0,"attention_multiplier":0.4,"residual_multiplier":0.6,)"
+        R"("logits_scaling":2.0)",
+        R"("model_type":"gemma2","head_dim":16,"hidden_activation":"gelu_pytorch_tanh","query_pre_attn_scalar":16,)"
+        R"("sliding_window":7,"attn_logit_softcapping":50.0,"final_logit_softcapping":null)",
+        R"("model_type":"gemma3_text","head_dim":16,"sliding_window_pattern":2,"rope_local_base_freq":1e4,)"
+        R"("rope_theta":1e6,"layer_types":["sliding_attention","full_attention"],"rope_parameters":{)"
+        R"("full_attention":{"rope_type":"linear","factor":8.0},"sliding_attention":{"rope_type":"default"}})",
+        R"("model_type":"phi3","partial_rotary_factor":0.5,"resid_pdrop":0.1,"original_max_position_embeddings":64,)"
+        R"("rope_scaling":{"type":"su","short_factor":[1.0,1.1],"long_factor":[2.0,3.5]})",
+        R"("model_type":"olmo3","sliding_window":7,"attention_bias":false,"rope_scaling":{"type":"yarn","factor":2})",
+        R"("model_type":"glm4","head_dim":16,"partial_rotary_factor":0.5,"attention_bias":true)"}) {
+    seeds.add("model_config_fuzz", "{" + sizes + rest + "}");
+  }
+}
+
 void add_hugging_face(const Seeds& seeds) {
   const std::string config =
       R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":99,"hidden_size":64,)"
@@ -108,6 +133,7 @@ void add_hugging_face(const Seeds& seeds) {
     }
   }
   seeds.add("model_config_fuzz", config);
+  add_decoder_configs(seeds);
   seeds.add(
       "model_config_fuzz",
       R"({"model_type":"gpt2","vocab_size":99,"n_positions":128,"n_embd":64,"n_layer":2,"n_head":4,"n_inner":null,)"
