@@ -66,7 +66,9 @@ RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& optio
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
   const at::Tensor wide = input.scalar_type() == at::kDouble ? input : input.to(at::kFloat);
-  const at::Tensor quotient = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
+  // Two statements: the squares are freed before the quotient is allocated.
+  const at::Tensor scale = at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
+  const at::Tensor quotient = wide * scale;
   switch (kind_) {
     case RMSNormKind::kWideProduct:
       return (weight * quotient).to(input.scalar_type());
