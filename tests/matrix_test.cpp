@@ -1,7 +1,6 @@
 // Covers every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation,
 // number of ranks and cut in at least one run. Each run is compared with one process.
 #include <array>
-#include <set>
 
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
@@ -9,14 +8,17 @@
 #include "fsdp/grad_scaler.h"
 #include "support/nets/tiny_lm.h"
 #include "support/ranks/thread_ranks.h"
+#include "support/training/all_pairs.h"
 #include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
+using testing::all_pairs;
 using testing::batch_of;
 using testing::Block;
 using testing::BlockImpl;
+using testing::Choice;
 using testing::make_tiny_lm;
 using testing::run_ranks;
 using testing::TinyLM;
@@ -33,10 +35,6 @@ enum class Precision { kFp64, kFp32, kBf16, kBf16ReducedInFp32, kFp16 };
 enum class Accumulation { kNone, kSyncEach, kNoSync, kReplicasLater };
 enum class Frozen { kNothing, kBiases, kBlocks };
 enum class Recomputation { kNone, kFull, kEverySecond, kSelected };
-
-// A run: for each factor, the index of its value.
-using Choice = std::array<int, 8>;
-constexpr Choice kSizes = {5, 5, 4, 3, 2, 4, 5, 2};
 
 struct Case {
   ShardingStrategy strategy;
@@ -92,64 +90,6 @@ std::string case_name(const ::testing::TestParamInfo<Choice>& info) {
                   accumulation[static_cast<int>(c.accumulation)], "_", frozen[static_cast<int>(c.frozen)], "_",
                   c.orig ? "orig" : "flat", "_", recomputation[static_cast<int>(c.recomputation)], "_", c.world_size,
                   "ranks", c.cut == ShardCut::kRows ? "_rows" : "");
-}
-
-// ---------------------------------------------------------------- all pairs
-
-using Pair = std::array<int, 4>;  // two factors and their values
-
-std::set<Pair> pairs_of(const Choice& choice) {
-  std::set<Pair> pairs;
-  for (int a = 0; a < static_cast<int>(choice.size()); ++a) {
-    for (int b = a + 1; b < static_cast<int>(choice.size()); ++b) pairs.insert({a, choice[a], b, choice[b]});
-  }
-  return pairs;
-}
-
-int64_t count_new(const Choice& choice, const std::set<Pair>& missing) {
-  const std::set<Pair> pairs = pairs_of(choice);
-  return std::count_if(pairs.begin(), pairs.end(), [&](const Pair& pair) { return missing.count(pair) > 0; });
-}
-
-// Returns the next choice: starts from a missing pair and sets each other factor to the value that covers most pairs.
-Choice cover(const std::set<Pair>& missing) {
-  const Pair& first = *missing.begin();
-  Choice choice;
-  choice.fill(-1);
-  choice[first[0]] = first[1];
-  choice[first[2]] = first[3];
-  for (size_t factor = 0; factor < choice.size(); ++factor) {
-    if (choice[factor] >= 0) continue;
-    int64_t best = -1;
-    int value = 0;
-    for (int v = 0; v < kSizes[factor]; ++v) {
-      choice[factor] = v;
-      if (int64_t covered = count_new(choice, missing); covered > best) {
-        best = covered;
-        value = v;
-      }
-    }
-    choice[factor] = value;
-  }
-  return choice;
-}
-
-std::vector<Choice> all_pairs() {
-  std::set<Pair> missing;
-  constexpr int kFactors = static_cast<int>(kSizes.size());
-  for (int a = 0; a < kFactors; ++a) {
-    for (int b = a + 1; b < kFactors; ++b) {
-      for (int u = 0; u < kSizes[a]; ++u) {
-        for (int v = 0; v < kSizes[b]; ++v) missing.insert({a, u, b, v});
-      }
-    }
-  }
-  std::vector<Choice> choices;
-  while (!missing.empty()) {
-    choices.push_back(cover(missing));
-    for (const Pair& pair : pairs_of(choices.back())) missing.erase(pair);
-  }
-  return choices;
 }
 
 // ---------------------------------------------------------------- one run
@@ -268,7 +208,7 @@ TEST_P(Matrix, TrainsAsOneProcess) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(AllPairs, Matrix, ::testing::ValuesIn(all_pairs()), case_name);
+INSTANTIATE_TEST_SUITE_P(AllPairs, Matrix, ::testing::ValuesIn(all_pairs({5, 5, 4, 3, 2, 4, 5, 2})), case_name);
 
 }  // namespace
 }  // namespace fsdp
