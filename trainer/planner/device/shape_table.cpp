@@ -35,6 +35,10 @@ at::Tensor optional_tensor(const c10::IValue& value) { return value.isNone() ? a
 Stack like_first(const Stack& arguments) { return {make_like(arguments[0].toTensor())}; }
 Stack bools_like_first(const Stack& arguments) { return {make(arguments[0].toTensor().sizes(), at::kBool)}; }
 
+Stack bools_of_two(const Stack& arguments) {
+  return {make(at::infer_size(arguments[0].toTensor().sizes(), arguments[1].toTensor().sizes()), at::kBool)};
+}
+
 Stack number_of_first(const Stack& arguments) { return {make({}, arguments[0].toTensor().scalar_type())}; }
 
 Stack where(const Stack& arguments) {
@@ -225,6 +229,8 @@ ShapeFunction find_shape_function(const c10::OperatorName& operation) {
       {"aten::min", &number_of_first},
       {"aten::prod", &number_of_first},
       {"aten::where.self", &where},
+      {"aten::logical_or", &bools_of_two},
+      {"aten::logical_not", &bools_like_first},
       {"aten::index_select", &index_select},
       {"aten::native_layer_norm", &layer_norm},
       {"aten::native_layer_norm_backward", &layer_norm_backward},
