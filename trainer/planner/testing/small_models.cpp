@@ -9,6 +9,16 @@
 namespace fsdp::planner {
 namespace {
 
+nlohmann::json decoder(const std::string& type, const std::string& class_name,
+                       const nlohmann::json& sizes = nlohmann::json::object()) {
+  nlohmann::json config = {
+      {"model_type", type},     {"architectures", {class_name}}, {"hidden_size", 56},        {"intermediate_size", 97},
+      {"num_hidden_layers", 3}, {"num_attention_heads", 4},      {"num_key_value_heads", 2}, {"vocab_size", 103},
+      {"pad_token_id", nullptr}};
+  config.update(sizes);
+  return config;
+}
+
 nlohmann::json smaller(const std::string& preset, const nlohmann::json& sizes) {
   nlohmann::json config = models::find_preset(preset).config;
   config.update(sizes);
@@ -19,15 +29,12 @@ const std::map<std::string, nlohmann::json>& small_models() {
   static const std::map<std::string, nlohmann::json> all = {
       {"gpt2",
        smaller("gpt2", {{"n_embd", 36}, {"n_layer", 3}, {"n_head", 4}, {"n_positions", 16}, {"vocab_size", 101}})},
-      {"llama",
-       {{"model_type", "llama"},
-        {"architectures", {"LlamaForCausalLM"}},
-        {"hidden_size", 56},
-        {"intermediate_size", 97},
-        {"num_hidden_layers", 3},
-        {"num_attention_heads", 4},
-        {"num_key_value_heads", 2},
-        {"vocab_size", 103}}},
+      {"llama", decoder("llama", "LlamaForCausalLM")},
+      {"gemma2", decoder("gemma2", "Gemma2ForCausalLM",
+                         {{"head_dim", 12}, {"sliding_window", 3}, {"query_pre_attn_scalar", 12}})},
+      {"olmo3", decoder("olmo3", "Olmo3ForCausalLM", {{"sliding_window", 3}, {"num_hidden_layers", 4}})},
+      {"phi3", decoder("phi3", "Phi3ForCausalLM")},
+      {"qwen3", decoder("qwen3", "Qwen3ForCausalLM", {{"head_dim", 12}})},
       {"t5",
        smaller(
            "t5-611m",
@@ -60,7 +67,7 @@ nlohmann::json small_config(const std::string& model, const nlohmann::json& more
                          {"comm_backend", "gloo"},
                          {"check_memory", false}};
   if (model == "regnet") json["image_size"] = 32;
-  if (model == "gpt2" || model == "llama" || model == "t5") json["max_seq_length"] = 8;
+  if (model != "regnet" && model != "deepvit") json["max_seq_length"] = 8;
   json.update(more);
   return json;
 }
