@@ -6,6 +6,7 @@
 #include <map>
 
 #include "comm/testing/recording_communicator.h"
+#include "models/testing/small_models.h"
 #include "planner/testing/small_models.h"
 #include "support/files/project_paths.h"
 #include "support/files/temporary_folder.h"
@@ -201,6 +202,20 @@ TEST_P(PlanOnADevice, TrainsForThreeSteps) {
 
 INSTANTIATE_TEST_SUITE_P(, PlanOnADevice, ::testing::ValuesIn(small_model_names()),
                          [](const auto& info) { return info.param; });
+
+class PlanOfADecoder : public ::testing::TestWithParam<json> {};
+
+TEST_P(PlanOfADecoder, TrainsOnADeviceAndOnTheHost) {
+  for (const bool has_device : {true, false}) {
+    PlannedRun run(read_json(small_config("llama", {{"model", GetParam()}, {"dtype", "bf16"}})),
+                   {.has_device = has_device, .layout = {4, 2}});
+    run.step();
+    EXPECT_EQ(run.step_bounds().size(), 2);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, PlanOfADecoder, ::testing::ValuesIn(models::small_decoders()),
+                         [](const auto& info) { return info.param.at("model_type").template get<std::string>(); });
 
 // Results that a device keeps from forward, and computes in backward.
 struct KeptAttention {

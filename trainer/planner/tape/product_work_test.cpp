@@ -96,12 +96,15 @@ TEST(ProductWork, AttentionCountsAllKeys) {
 
 class FlopsOfAStep : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
-// Widths of heads are multiples of 8, because flash attention computes padded heads.
+// Widths of heads are multiples of 8, because flash attention computes padded heads. Windows are as long as the
+// samples, because a block of queries computes keys that are masked.
 TEST_P(FlopsOfAStep, AreThoseOfTheModel) {
   const auto& [name, dtype] = GetParam();
   nlohmann::json model = small_config(name, nlohmann::json::object())["model"];
-  model.update(name == "gpt2" ? nlohmann::json{{"n_embd", 32}} : nlohmann::json{{"hidden_size", 64}});
   constexpr int64_t kTokens = 8, kSamples = 2;
+  model.update(name == "gpt2" ? nlohmann::json{{"n_embd", 32}} : nlohmann::json{{"hidden_size", 64}});
+  if (model.contains("head_dim")) model["head_dim"] = 16;
+  if (model.contains("sliding_window")) model["sliding_window"] = kTokens;
   const double expected = static_cast<double>(kTokens * kSamples) *
                           models::make_causal_lm(model, at::kFloat, c10::kMeta)->flops_per_token(kTokens);
   PlannedRun run(read_json(small_config(name, {{"model", model}, {"dtype", dtype}})),
@@ -113,7 +116,8 @@ TEST_P(FlopsOfAStep, AreThoseOfTheModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, FlopsOfAStep,
-                         ::testing::Combine(::testing::Values("gpt2", "llama"), ::testing::Values("fp32", "bf16")),
+                         ::testing::Combine(::testing::Values("gpt2", "llama", "gemma2", "olmo3", "phi3", "qwen3"),
+                                            ::testing::Values("fp32", "bf16")),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 }  // namespace
