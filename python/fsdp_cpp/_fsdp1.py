@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
 from torch.distributed.utils import _apply_to_tensors
 
-from fsdp_cpp import _fsdp1_clipping, _fsdp1_optimizer, _fsdp1_state_dict
+from fsdp_cpp import _fsdp1_clipping, _fsdp1_dcp, _fsdp1_optimizer, _fsdp1_state_dict
 from fsdp_cpp._casts import _cast
 from fsdp_cpp._fsdp1_checks import (
     check_not_container,
@@ -158,6 +158,8 @@ class FullyShardedDataParallel(LegacyOptimizerStates, nn.Module):
         self._shard(module, options)
         self._fsdp_wrapped_module = module
         _fsdp1_state_dict.initialize(self)
+        _fsdp1_dcp.name_flat_parameters(self)
+        _fsdp1_dcp.install(FullyShardedDataParallel)
 
     def _shard(self, module: nn.Module, options: torch.ScriptObject) -> None:
         inner = FullyShardedDataParallel.fsdp_modules(module)

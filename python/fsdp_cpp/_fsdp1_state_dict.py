@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -42,6 +43,7 @@ def initialize(state: Any) -> None:
     """Prepares a FullyShardedDataParallel module for state dicts; the full form is the default."""
     state._state_dict_type = StateDictType.FULL_STATE_DICT
     state._state_dict_config, state._optim_state_dict_config = FullStateDictConfig(), FullOptimStateDictConfig()
+    state._mesh_of_parts = state._device_mesh  # without one, values in parts are ShardedTensors
     state._register_load_state_dict_pre_hook(_before_load, with_module=True)
 
 
@@ -75,6 +77,23 @@ def get_type(states: list[Any]) -> StateDictSettings:
     if any(one != settings[0] for one in settings):
         raise AssertionError(f"All FSDP modules must have the same state dict settings. Got {settings}.")
     return settings[0] if settings else StateDictSettings(None, None, None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def in_dtensors(states: list[Any]) -> Generator[None, None, None]:
+    """Values in parts are DTensors, also those of modules that were wrapped without a mesh."""
+    before = [state._mesh_of_parts for state in states]
+    meshes: dict[dist.ProcessGroup, DeviceMesh] = {}
+    for state in states:
+        if state._mesh_of_parts is None:
+            if state.process_group not in meshes:
+                meshes[state.process_group] = DeviceMesh.from_group(state.process_group, state.compute_device.type)
+            state._mesh_of_parts = meshes[state.process_group]
+    try:
+        yield
+    finally:
+        for state, mesh in zip(states, before, strict=True):
+            state._mesh_of_parts = mesh
 
 
 # -- saving --
@@ -153,8 +172,8 @@ def in_form_of(state: Any, full: torch.Tensor, offload_to_cpu: bool, device: tor
         return full.cpu() if offload_to_cpu else full
     if offload_to_cpu:
         full = full.cpu()
-    if state._device_mesh is not None:
-        return _create_chunk_dtensor(full, state.rank, state._device_mesh)
+    if state._mesh_of_parts is not None:
+        return _create_chunk_dtensor(full, state.rank, state._mesh_of_parts)
     devices = torch.accelerator.device_count() if full.device.type != "cpu" else 1
     return _create_chunk_sharded_tensor(full, state.rank, state.world_size, devices, state.process_group, full.device)
 
