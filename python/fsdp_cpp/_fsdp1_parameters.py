@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fsdp_cpp._fsdp1_parts import mark
+
 _whole_class = torch.classes.fsdp_cpp.Whole
 _place_class = torch.classes.fsdp_cpp.FlatPlace
 
@@ -157,7 +159,9 @@ def show_local_parameters(module: nn.Module, use_orig_params: bool) -> list[Mana
             leaf._is_param = True  # an nn.Parameter for isinstance
             _refuse_hooks(leaf, name)
             holder._parameters.add(name, whole, leaf if use_orig_params else None)
-            managed.append(Managed(holder._parameters, name, whole, leaf, place_of(whole), not use_orig_params))
+            place = place_of(whole)
+            mark(leaf, place.rank, place.ranks)
+            managed.append(Managed(holder._parameters, name, whole, leaf, place, not use_orig_params))
     if not use_orig_params:
         _register_flat_parameters(module, managed)
     return managed

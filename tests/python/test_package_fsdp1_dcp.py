@@ -1,6 +1,8 @@
-"""torch.distributed.checkpoint over modules under FullyShardedDataParallel, with and without fsdp_cpp.install()."""
+"""torch.distributed.checkpoint over modules under FullyShardedDataParallel, with and without fsdp_cpp.install(), and
+state dicts of their optimizers that were saved as they are."""
 
 import copy
+import io
 import warnings
 
 import pytest
@@ -233,3 +235,55 @@ def test_folders_are_read_by_other_layouts_and_numbers_of_ranks(tmp_path, writer
     expected = run_ranks(writers, save, writer, str(tmp_path))
     found = run_ranks(readers, load, reader, str(tmp_path))
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), rtol=1e-4, atol=1e-6)
+
+
+# -- optimizer.state_dict() as it is --
+
+
+def saved(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def own_parts(rank, size, layout, folder):
+    net, optimizer = make(layout)
+    train(net, optimizer, 2)
+    state = saved(optimizer.state_dict())
+    again, optimizer_again = make(layout)
+    again.load_state_dict(net.state_dict())
+    optimizer_again.load_state_dict(state)
+    assert train(again, optimizer_again, 2, first=2) == train(net, optimizer, 2, first=2)
+    everywhere = [None] * size
+    dist.all_gather_object(everywhere, copy.deepcopy(optimizer.state_dict()))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(
+        ValueError, match=f"parts of rank {(rank + 1) % size} of {size}, but .* of rank {rank} of {size}.*optim_state_d"
+    ):
+        optimizer.load_state_dict(everywhere[(rank + 1) % size])
+    assert_close(optimizer.state_dict()["state"], before["state"], "refused")
+    _, plain = make("plain")
+    with pytest.raises(ValueError, match="but this optimizer holds whole parameters"):
+        plain.load_state_dict(state)
+    for value in (optimizer, optimizer.state_dict(), copy.deepcopy(optimizer.state_dict())):
+        with pytest.raises(dcp.CheckpointException, match=r"would be saved for all. Save .*optim_state_dict\(model"):
+            dcp.save({"optimizer": value}, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("layout", ["original", "flat"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parts_of_one_rank_are_no_other_ranks(ranks, layout, tmp_path):
+    run_ranks(ranks, own_parts, layout, str(tmp_path))
+
+
+def unsharded(rank, size):
+    from fsdp_cpp import FullyShardedDataParallel
+    from torch.distributed.fsdp import ShardingStrategy
+
+    net = FullyShardedDataParallel(Net(0, False), device_id=CPU, sharding_strategy=ShardingStrategy.NO_SHARD)
+    assert torch.optim.SGD(net.parameters()).state_dict().keys() == {"state", "param_groups"}
+
+
+def test_states_without_sharding_are_those_of_all_ranks():
+    run_ranks(2, unsharded)
