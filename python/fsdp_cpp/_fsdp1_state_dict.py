@@ -191,12 +191,9 @@ def _before_load(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Puts this rank's parts in the place of whole values, so that nn.Module copies them into the shards."""
-    if local_metadata.get("assign_to_params_buffers", False):
-        raise NotImplementedError(
-            "fsdp_cpp: FullyShardedDataParallel: load_state_dict(assign=True) is not supported; without it, values are "
-            "copied into the shards"
-        )
+    """Puts this rank's parts in the place of whole values, so that nn.Module copies them into the shards. With
+    ``assign=True``, copies them itself and puts the listed parameters there, which then stay what they are."""
+    assigns = local_metadata.get("assign_to_params_buffers", False)
     for name, one in named_managed(state):
         key = prefix + name
         value = state_dict.get(key)
@@ -211,16 +208,24 @@ def _before_load(
                 f"in current model is {one.whole.shape}."
             )
             state_dict[key] = one.local.clone()
+        elif assigns and full.dtype != one.whole.dtype:
+            error_msgs.append(
+                f"fsdp_cpp: assign=True would change {clean(key)} from {one.whole.dtype} to {full.dtype}; load without "
+                "it, which converts values, or convert the module before it is wrapped."
+            )
+            state_dict[key] = one.local.clone()
         else:
             state_dict[key] = one.place.local_piece(full)
-        if one.is_flat:
+        if one.is_flat or assigns:
             with torch.no_grad():
                 one.local.copy_(state_dict.pop(key))
+        if assigns and not one.is_flat:
+            state_dict[key] = one.leaf
     _replace_by_prefix(state_dict, prefix, prefix + PREFIX)
     for name, value in dict.items(state.module._parameters):
         if getattr(value, "_is_flat_param", False):
             inner = _CHECKPOINT_PREFIX if state.module is not state._fsdp_wrapped_module else ""
-            state_dict[prefix + PREFIX + inner + name] = value.detach()
+            state_dict[prefix + PREFIX + inner + name] = value if assigns else value.detach()
 
 
 def named_managed(state: Any) -> list[tuple[str, Managed]]:

@@ -223,8 +223,32 @@ def check_missing_and_wrong_values(rank, size, use_orig_params):
     net.load_state_dict(saved, strict=False)
     with pytest.raises(RuntimeError, match=r"size mismatch for 1.linear.weight.*\[2\]"):
         net.load_state_dict(saved | {"1.linear.weight": torch.ones(2)})
-    with pytest.raises(NotImplementedError, match="assign=True"):
-        net.load_state_dict(net.state_dict(), assign=True)
+
+
+def check_assignment(rank, size, use_orig_params):
+    """assign=True replaces buffers and what is not sharded; the sharded parameters stay, with new values."""
+    net, source = wrap(ours(), use_orig_params=use_orig_params), wrap(ours(), seed=1)
+    optimizer, listed, buffer = adamw(net), list(net.parameters()), net.module.scale
+    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+        with ours().state_dict_type(net, kind), ours().state_dict_type(source, kind):
+            saved = source.state_dict()
+            assert list(net.load_state_dict(saved, assign=True)) == [[], []]
+    assert [id(p) for p in net.parameters()] == [id(p) for p in listed] and net.module.scale is not buffer
+    assert close(net.state_dict(), source.state_dict(), tolerance=0)
+    found, expected = train(net, optimizer, rank), train(source, adamw(source), rank)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    before = net.state_dict()
+    halves = {name: value.bfloat16() for name, value in before.items()}
+    with pytest.raises(
+        RuntimeError, match=r"change 1.linear.weight from torch.float32 to torch.bfloat16; load without"
+    ):
+        net.load_state_dict(halves, assign=True)
+    assert close({**net.state_dict(), "scale": before["scale"]}, before, tolerance=0)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 1.linear.weight.*\[2\]"):
+        net.load_state_dict(before | {"1.linear.weight": torch.ones(2)}, assign=True)
+    del before["1.linear.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\).*1\..*linear.weight"):
+        net.load_state_dict(before, assign=True)
 
 
 def check_summoning(rank, size, use_orig_params):
@@ -370,6 +394,7 @@ def every_check(rank, size):
         check_resumption(rank, size, orig, full, other_layout=True)
         check_resumption(rank, size, orig, sharded, other_layout=True)
         check_missing_and_wrong_values(rank, size, orig)
+        check_assignment(rank, size, orig)
         check_summoning(rank, size, orig)
         check_accumulation(rank, size, orig)
         check_mixed_precision(rank, size, orig)
