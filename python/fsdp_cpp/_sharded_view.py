@@ -216,6 +216,13 @@ class ShardedView(DTensor):
 
     # -- copies --
 
+    def __copy__(self) -> ShardedView:
+        """A leaf on the same memory, without gradient, as of a plain tensor. Writes to it are counted."""
+        copy = self.detach()
+        if isinstance(self, nn.Parameter):
+            copy._is_param = True
+        return copy.requires_grad_(self.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
         if id(self) in memo:
             return memo[id(self)]
