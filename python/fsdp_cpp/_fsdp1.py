@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    BackwardPrefetch,
-    CPUOffload,
-    MixedPrecision,
-    OptimStateDictConfig,
-    ShardingStrategy,
-    StateDictConfig,
-    StateDictSettings,
-    StateDictType,
-)
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
 from torch.distributed.utils import _apply_to_tensors
 
-from fsdp_cpp import _fsdp1_clipping, _fsdp1_dcp, _fsdp1_optimizer, _fsdp1_state_dict
+from fsdp_cpp import _fsdp1_clipping, _fsdp1_dcp, _fsdp1_state_dict
 from fsdp_cpp._casts import _cast
 from fsdp_cpp._fsdp1_checks import (
     check_not_container,
@@ -36,17 +26,15 @@ from fsdp_cpp._fsdp1_checks import (
 )
 from fsdp_cpp._fsdp1_optimizer_legacy import LegacyOptimizerStates
 from fsdp_cpp._fsdp1_options import HYBRID, device_for, give_memory, groups_of, ignored_by, options_of
-from fsdp_cpp._fsdp1_parameters import LocalParameters, show_local_parameters
-from fsdp_cpp._fsdp1_state_dict import PREFIX
+from fsdp_cpp._fsdp1_parameters import LocalParameters, show_local_parameters, wrapped_modules
+from fsdp_cpp._fsdp1_state_dicts import StateDicts
+from fsdp_cpp._fsdp1_summon import WholeParameters
 from fsdp_cpp._mirror import annotate, build_mirror
 
 _sharded_class = torch.classes.fsdp_cpp.Sharded
 
-# Trees whose parameters are shown whole at present.
-_summoned: set[int] = set()
 
-
-class FullyShardedDataParallel(LegacyOptimizerStates, nn.Module):
+class FullyShardedDataParallel(LegacyOptimizerStates, StateDicts, WholeParameters):
     """Wraps a module and shards its parameters: ``torch.distributed.fsdp.FullyShardedDataParallel`` on this engine.
 
     All parameters below ``module`` that no inner FullyShardedDataParallel manages form one unit, which is flattened,
@@ -226,65 +214,8 @@ class FullyShardedDataParallel(LegacyOptimizerStates, nn.Module):
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
         """All FullyShardedDataParallel modules in a tree, ``module`` included, or only those that are roots."""
-        found = [one for one in module.modules() if isinstance(one, FullyShardedDataParallel)]
+        found = wrapped_modules(module)
         return [one for one in found if one.check_is_root()] if root_only else found
-
-    # -- whole parameters --
-
-    @staticmethod
-    @contextmanager
-    def summon_full_params(
-        module: nn.Module,
-        recurse: bool = True,
-        writeback: bool = True,
-        rank0_only: bool = False,
-        offload_to_cpu: bool = False,
-        with_grads: bool = False,
-    ) -> Generator[None, None, None]:
-        """Lists whole parameters, in the dtype of the shards, under the names that they have without wrappers.
-
-        Collective, and not allowed in forward or backward.
-
-        Args:
-            recurse: whether modules below take part.
-            writeback: whether what was written is kept; each rank keeps its part.
-            rank0_only: whether other ranks list their parts only. Excludes writeback.
-            offload_to_cpu: only on CPUs, where it changes nothing; refused elsewhere.
-            with_grads: whether ``grad`` is whole, too. Needs ``use_orig_params=True``.
-        """
-        states = FullyShardedDataParallel.fsdp_modules(module)
-        if not recurse:
-            states = [module] if isinstance(module, FullyShardedDataParallel) else []
-        for state in states:
-            _check_summon(state, writeback, rank0_only, offload_to_cpu, with_grads)
-        with ExitStack() as stack:
-            for state in states:
-                stack.enter_context(_scope(state, writeback, rank0_only, offload_to_cpu, with_grads))
-            shown = [holder for state in states if not rank0_only or state.rank == 0 for holder in state._holders()]
-            stack.enter_context(_showing_whole(shown))
-            yield
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
-        """Applies ``fn`` to all modules below and to this one, with whole parameters that it may write."""
-        with FullyShardedDataParallel.summon_full_params(self, recurse=False):
-            return super().apply(fn)
-
-    def _holders(self) -> list[LocalParameters]:
-        """The dictionaries of parameters of the modules whose parameters this one manages."""
-        own = [self.module._parameters] if not self._use_orig_params else []
-        holders = {id(holder): holder for holder in [*own, *(one.holder for one in self._managed)]}
-        return [holder for holder in holders.values() if type(holder) is LocalParameters]
-
-    def _shows_whole(self) -> bool:
-        return any(holder.shows_whole for holder in self._holders())
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in super().named_parameters(*args, **kwargs):
-            yield name.replace(PREFIX, "") if self._shows_whole() else name, parameter
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, buffer in super().named_buffers(*args, **kwargs):
-            yield name.replace(PREFIX, "") if self._shows_whole() else name, buffer
 
     # -- gradients --
 
@@ -339,127 +270,6 @@ class FullyShardedDataParallel(LegacyOptimizerStates, nn.Module):
         finally:
             for below, holder in listed:
                 below.__dict__["_parameters"] = holder
-
-    # -- state dicts --
-
-    state_dict = _fsdp1_state_dict.state_dict
-
-    @staticmethod
-    def set_state_dict_type(
-        module: nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config: StateDictConfig | None = None,
-        optim_state_dict_config: OptimStateDictConfig | None = None,
-    ) -> StateDictSettings:
-        """Sets the form of state dicts of all FullyShardedDataParallel modules in a tree: FULL_STATE_DICT or
-        SHARDED_STATE_DICT. Returns the settings before."""
-        return _fsdp1_state_dict.set_type(
-            FullyShardedDataParallel.fsdp_modules(module), state_dict_type, state_dict_config, optim_state_dict_config
-        )
-
-    @staticmethod
-    def get_state_dict_type(module: nn.Module) -> StateDictSettings:
-        """The form of state dicts in a tree."""
-        return _fsdp1_state_dict.get_type(FullyShardedDataParallel.fsdp_modules(module))
-
-    @staticmethod
-    @contextmanager
-    def state_dict_type(
-        module: nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config: StateDictConfig | None = None,
-        optim_state_dict_config: OptimStateDictConfig | None = None,
-    ) -> Generator[None, None, None]:
-        """Like :meth:`set_state_dict_type`, until the context ends."""
-        before = FullyShardedDataParallel.set_state_dict_type(
-            module, state_dict_type, state_dict_config, optim_state_dict_config
-        )
-        try:
-            yield
-        finally:
-            FullyShardedDataParallel.set_state_dict_type(
-                module, before.state_dict_type, before.state_dict_config, before.optim_state_dict_config
-            )
-
-    @staticmethod
-    def optim_state_dict(
-        model: nn.Module,
-        optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any] | None = None,
-        group: dist.ProcessGroup | None = None,
-    ) -> dict[str, Any]:
-        """The state dict of an optimizer by names of original parameters, in the form of :meth:`state_dict_type`.
-        Collective."""
-        states = FullyShardedDataParallel.fsdp_modules(model)
-        return _fsdp1_optimizer.state_dict(model, states, optim, optim_state_dict, group)
-
-    @staticmethod
-    def optim_state_dict_to_load(
-        model: nn.Module,
-        optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any],
-        is_named_optimizer: bool = False,
-        load_directly: bool = False,
-        group: dist.ProcessGroup | None = None,
-    ) -> dict[str, Any]:
-        """The part of a state dict, as :meth:`optim_state_dict` returns it, that ``optim.load_state_dict`` takes on
-        this rank; ``load_directly`` makes that call. Collective."""
-        if is_named_optimizer:
-            raise NotImplementedError("fsdp_cpp: optim_state_dict_to_load: is_named_optimizer=True is not supported")
-        states = FullyShardedDataParallel.fsdp_modules(model)
-        result = _fsdp1_optimizer.state_dict_to_load(model, states, optim, optim_state_dict, group)
-        if load_directly:
-            optim.load_state_dict(result)
-        return result
-
-
-def _check_summon(
-    state: FullyShardedDataParallel, writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool
-) -> None:
-    if with_grads and (offload_to_cpu or not state._use_orig_params):
-        raise NotImplementedError(
-            f"with_grads={with_grads}, use_orig_params={state._use_orig_params}, offload_to_cpu={offload_to_cpu} is "
-            "not supported yet"
-        )
-    if writeback and rank0_only:
-        raise NotImplementedError("writeback=True and rank0_only=True is not supported yet")
-    if state._shows_whole():
-        raise AssertionError("Cannot manually unshard parameters when already unsharding parameters")
-
-
-@contextmanager
-def _scope(
-    state: FullyShardedDataParallel, writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool
-) -> Generator[None, None, None]:
-    """Opens the engine's scope over the tree of a module, unless it is open."""
-    sharded = state._sharded
-    if sharded is None or sharded.identity() in _summoned:
-        yield
-        return
-    _summoned.add(sharded.identity())
-    try:
-        with full_precision(state):
-            sharded.open_full_params(True, writeback, rank0_only, offload_to_cpu, with_grads)
-            try:
-                yield
-            finally:
-                sharded.close()
-    finally:
-        _summoned.discard(sharded.identity())
-
-
-full_precision = _fsdp1_state_dict.full_precision
-
-
-@contextmanager
-def _showing_whole(holders: list[LocalParameters]) -> Generator[None, None, None]:
-    for holder in holders:
-        holder.shows_whole = True
-    try:
-        yield
-    finally:
-        for holder in holders:
-            holder.shows_whole = False
 
 
 def _take(leaf: torch.Tensor, applied: torch.Tensor) -> None:

@@ -122,6 +122,16 @@ class LocalParameters(dict):
                     yield name, whole
 
 
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a module is a FullyShardedDataParallel."""
+    return getattr(type(module), "is_fsdp_cpp_wrapper", False)
+
+
+def wrapped_modules(module: nn.Module) -> list[Any]:
+    """All FullyShardedDataParallel modules in a tree, ``module`` included."""
+    return [one for one in module.modules() if is_wrapped(one)]
+
+
 @dataclass
 class Managed:
     """One registration of a parameter that a FullyShardedDataParallel module manages."""
