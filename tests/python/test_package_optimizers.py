@@ -1,17 +1,25 @@
 """Optimizers of torch.optim on sharded parameters, beside one process: equal to the bit."""
 
 import copy
-import functools
 import io
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
+from package_optimizers import (
+    assert_same,
+    batch,
+    full,
+    in_one_process,
+    loss_of,
+    make_net,
+    shard,
+    train,
+    whole,
+    whole_state,
+)
 from package_ranks import run_ranks
-
-STEPS = 4
 
 VARIANTS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -51,87 +59,6 @@ VARIANTS = {
     "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=3),
     "LBFGS line search": lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
 }
-
-
-def make_net(seed=0):
-    """Sizes that no number of ranks divides; the last layer has fewer rows than there are ranks."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 13), nn.Tanh(), nn.LayerNorm(13), nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 1))
-
-
-def batch(step):
-    return torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
-
-
-def shard(net, **options):
-    """Shards a net so that gradients of rank 0 alone, to the bit, are those of all ranks."""
-    from fsdp_cpp import fully_shard
-
-    fully_shard(net[0], **options)
-    fully_shard(net, **options)
-    for module in (net[0], net):
-        module.set_gradient_divide_factor(1.0)
-    return net
-
-
-def loss_of(net, inputs, rank=0):
-    return net(inputs).square().mean() * (1.0 if rank == 0 else 0.0)
-
-
-def train(net, optimizer, steps=STEPS, rank=0, first=0):
-    for step in range(first, first + steps):
-        inputs = batch(step)
-        closure = functools.partial(backward, net, optimizer, inputs, rank)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
-    optimizer.zero_grad()
-
-
-def backward(net, optimizer, inputs, rank):
-    """Returns the loss, which the line search of LBFGS needs on all ranks."""
-    optimizer.zero_grad()
-    loss_of(net, inputs, rank).backward()
-    return loss_of(net, inputs).detach()
-
-
-def full(value):
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def whole(net):
-    return {name: full(parameter).detach().clone() for name, parameter in net.named_parameters()}
-
-
-def whole_state(net, optimizer):
-    return {
-        name: {key: full(value) for key, value in optimizer.state[parameter].items()}
-        for name, parameter in net.named_parameters()
-        if parameter in optimizer.state and not isinstance(optimizer, torch.optim.LBFGS)
-    }
-
-
-def assert_same(got, expected, where):
-    assert got.keys() == expected.keys(), where
-    for name, value in expected.items():
-        if isinstance(value, dict):
-            assert_same(got[name], value, f"{where}: {name}")
-        elif isinstance(value, torch.Tensor) and "fused" in where:
-            # Fused kernels round differently at the ends of a tensor, which shards have in other places.
-            assert torch.allclose(got[name], value, rtol=1e-6, atol=1e-8), f"{where}: {name}"
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(got[name], value), f"{where}: {name} differs by {(got[name] - value).abs().max()}"
-        else:
-            assert got[name] == value, f"{where}: {name}"
-
-
-def in_one_process(make, steps=STEPS):
-    net = make_net()
-    optimizer = make(net.parameters())
-    train(net, optimizer, steps)
-    return whole(net), whole_state(net, optimizer)
 
 
 # -- every optimizer --
@@ -343,73 +270,6 @@ def refusals(rank, size):
 
 def test_optimizers_that_are_refused():
     run_ranks(2, refusals)
-
-
-# -- GradScaler --
-
-
-def scaled(net, optimizer, rank, overflow_on=None, **options):
-    """Four steps, the second of which overflows on one rank; returns the scales."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    scales = []
-    for step in range(STEPS):
-        scaler.scale(loss_of(net, batch(step), rank)).backward()
-        if step == 1 and overflow_on == rank:
-            next(iter(net.parameters())).grad.mul_(float("inf"))
-        if step == 2:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(scaler.get_scale())
-    return scales, whole(net)
-
-
-SCALED = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-}
-
-
-def scaled_on_ranks(rank, size):
-    results = {}
-    for name, make in SCALED.items():
-        net = shard(make_net())
-        results[name] = scaled(net, make(net.parameters()), rank, overflow_on=1)
-    return results
-
-
-def test_grad_scaler_agrees_on_an_overflow_of_one_rank():
-    for results in run_ranks(2, scaled_on_ranks):
-        for name, make in SCALED.items():
-            net = make_net()
-            scales, parameters = scaled(net, make(net.parameters()), 0, overflow_on=0)
-            assert results[name][0] == scales and scales[1] == 512.0
-            assert_same(results[name][1], parameters, f"scaled {name}")
-
-
-def unscaled_early(rank, size):
-    """unscale_ right after a backward that does not wait for its reductions."""
-    from fsdp_cpp import ShardedGradScaler
-
-    results = []
-    for make in (lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: ShardedGradScaler("cpu", 1024.0)):
-        net = shard(make_net())
-        scaler, optimizer = make(), torch.optim.SGD(net.parameters(), lr=0.1)
-        net.set_is_last_backward(False)
-        scaler.scale(loss_of(net, batch(0), rank)).backward()
-        scaler.unscale_(optimizer)
-        results.append({name: p.grad.full_tensor() for name, p in net.named_parameters()})
-    return results
-
-
-def test_unscaling_waits_for_reductions():
-    net = make_net()
-    loss_of(net, batch(0)).backward()
-    expected = {name: p.grad for name, p in net.named_parameters()}
-    for results in run_ranks(2, unscaled_early):
-        for gradients in results:
-            assert_same(gradients, expected, "unscaled gradients")
 
 
 # -- torch.compile --
