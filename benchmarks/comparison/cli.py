@@ -21,7 +21,8 @@ TIME = (
     "cores, an hour;\n"
     "with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a "
     "run.\n"
-    "Experiment 6, of a larger model, has 84 runs of some 25 seconds with the defaults, 40 minutes.\n"
+    "Experiment 6, of a larger model, has 84 runs of some 25 seconds with the defaults, 40 minutes. Experiment 7 has "
+    "72 of some 10.\n"
     "--budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 five minutes. full takes minutes a run."
 )
 

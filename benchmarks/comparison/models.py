@@ -18,6 +18,8 @@ CLASSES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
     "t5": ("T5Config", "T5ForConditionalGeneration"),
     "regnet": ("RegNetConfig", "RegNetForImageClassification"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
 # Elements of a module that becomes a unit of its own, as in the trainer's wrap policy.
 LARGE = 1 << 18
@@ -143,8 +145,9 @@ def load(folder):
 
 def block_classes(built):
     """The classes of the modules that become units, as PretrainedModel::block_class_names has them."""
-    names = {"LlamaDecoderLayer", "GPT2Block", "T5Block", "RegNetYLayer", "RegNetXLayer", "Block", "DhenLayer"}
-    return {type(module) for module in built.modules() if type(module).__name__ in names}
+    names = {"GPT2Block", "T5Block", "RegNetYLayer", "RegNetXLayer", "Block", "DhenLayer"}
+    kinds = {type(module) for module in built.modules()}
+    return {kind for kind in kinds if kind.__name__ in names or kind.__name__.endswith("DecoderLayer")}
 
 
 def loss_of(built, samples):

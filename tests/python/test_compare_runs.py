@@ -29,16 +29,16 @@ def job(setting):
     return workbench.make_job(setting, spec, batch, "smoke", 2)
 
 
-def test_experiments_1_2_5_and_6(build_dir, tmp_path):
-    settings = ["--experiment", "1", "2", "5", "6", "--budget", "smoke", "--rounds", "1", "--ranks", "2"]
+def test_experiments_1_2_5_6_and_7(build_dir, tmp_path):
+    settings = ["--experiment", "1", "2", "5", "6", "7", "--budget", "smoke", "--rounds", "1", "--ranks", "2"]
     folders = ["--out", tmp_path / "out", "--folder", tmp_path / "models", "--build-dir", build_dir]
     command = [sys.executable, SOURCE_DIR / "benchmarks/compare", *settings, *folders]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "1256"}
+    documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "12567"}
     for document in documents.values():
         assert document["schema_version"] == 1 and document["versions"]["torch"] and document["machine"]["cores"]
-        assert "--experiment 1 2 5 6" in document["command"]
+        assert "--experiment 1 2 5 6 7" in document["command"]
         free = [row for row in document["rows"] if not limited(row)]
         assert {row["status"] for row in free} == {"measured"}, free
     trained = [row for row in documents["2"]["rows"] if not limited(row)]
@@ -48,7 +48,8 @@ def test_experiments_1_2_5_and_6(build_dir, tmp_path):
     assert {row["side"] for row in documents["1"]["rows"]} == {"fsdp.cpp", "c10d"}
     assert {row["side"] for row in documents["5"]["rows"]} == {"fsdp.cpp", "DDP", "FSDP1", "FSDP2", "DCP"}
     check_one_host(documents["6"]["rows"])
-    for number in "1256":
+    check_decoders(documents["7"]["rows"])
+    for number in "12567":
         text = (tmp_path / f"out/experiment-{number}.md").read_text()
         images = re.findall(r' src="([^"]+)\.png"', text)
         assert images and all(
@@ -72,6 +73,13 @@ def check_limit(rows, page):
     }, rows
     assert all(row["figures"]["base_mib"]["median"] > 0 for row in rows if row["status"] == "measured")
     assert "at most 160 MiB a process" in page and "| DDP (out of memory) |" in page and "DefaultCPUAllocator" in page
+
+
+def check_decoders(rows):
+    """Two models, each of one process and of two ranks, with the same losses."""
+    groups = {row["group"] for row in rows}
+    assert len(groups) == 4 and len(rows) == 14, groups
+    assert all(row["loss_difference"] <= 1e-3 and row["figures"]["step_seconds"]["median"] > 0 for row in rows)
 
 
 def check_one_host(rows):
