@@ -45,6 +45,10 @@ bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) 
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
 
+bool starts_with_any(std::string_view name, const std::vector<std::string>& starts) {
+  return std::any_of(starts.begin(), starts.end(), [&](const std::string& start) { return name.starts_with(start); });
+}
+
 }  // namespace
 
 std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::optional<c10::ScalarType> dtype) {
@@ -72,7 +76,8 @@ PretrainedWeights::PretrainedWeights(HfFolder folder, const PretrainedModel& mod
 
 void PretrainedWeights::find_stored_names(const PretrainedModel& model) {
   const auto aliases = alias_names(model);
-  const std::string prefix = model.folder_names().base_model + ".";
+  const FolderNames names = model.folder_names();
+  const std::string prefix = names.base_model + ".";
   std::unordered_map<std::string, TensorInfo> infos;
   for (TensorInfo& info : checkpoint_tensors(model)) infos.emplace(info.name, std::move(info));
   for (const std::string& name : all_names(model)) {
@@ -80,7 +85,10 @@ void PretrainedWeights::find_stored_names(const PretrainedModel& model) {
     const std::string& fqn = alias == aliases.end() ? name : alias->second;
     const TensorInfo& info = infos.at(fqn);
     if (find_stored(fqn, fqn, info) || find_stored(fqn, name, info)) continue;
-    if (name.starts_with(prefix)) find_stored(fqn, name.substr(prefix.size()), info);
+    if (name.starts_with(prefix) && find_stored(fqn, name.substr(prefix.size()), info)) continue;
+    for (const auto& [of_model, of_folder] : names.renamed_prefixes) {
+      if (name.starts_with(of_model) && find_stored(fqn, of_folder + name.substr(of_model.size()), info)) break;
+    }
   }
 }
 
@@ -108,9 +116,10 @@ void PretrainedWeights::check_tensors(const PretrainedModel& model) const {
     }
   }
   const auto aliases = alias_names(model);
-  const std::vector<std::string> ignored = model.folder_names().ignored;
+  const FolderNames names = model.folder_names();
   folder_.check_tensors(expected, [&](const std::string& name) {
-    return aliases.count(name) != 0 || ends_with_any("." + name, ignored);
+    return aliases.count(name) != 0 || ends_with_any("." + name, names.ignored) ||
+           starts_with_any(name, names.other_parts);
   });
 }
 

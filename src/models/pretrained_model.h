@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/activation_checkpoint.h"
@@ -18,6 +19,11 @@ struct FolderNames {
   std::string base_model;
   // Suffixes of the names of tensors that older folders contain and the model does not have.
   std::vector<std::string> ignored;
+  // Folders of a model of which this one is a part, such as the text model of one that also takes images: prefixes of
+  // this model's names and those that the folder has in their place, of which the first that fits counts, and prefixes
+  // of the names of the other parts.
+  std::vector<std::pair<std::string, std::string>> renamed_prefixes = {};
+  std::vector<std::string> other_parts = {};
 };
 
 // FQNs are the names that transformers writes to a folder.

@@ -64,6 +64,8 @@ struct Architecture {
   const char* base_class_name;
   Kind kind;
   std::function<std::shared_ptr<PretrainedModel>(const json& config, const at::TensorOptions& options)> make;
+  // Returns the config.json of the model that `make` makes, if that is a part of the one that the argument describes.
+  std::function<json(const json& config)> config_of_made = nullptr;
 };
 
 template <typename Model, auto parse_config>
@@ -75,10 +77,14 @@ Architecture architecture(const char* model_type, const char* class_name, const 
 }
 
 Architecture decoder(const DecoderFamily& family) {
-  return {family.model_type, family.class_name, family.base_class_name, Kind::kCausalLM,
+  return {family.model_type,
+          family.class_name,
+          family.base_class_name,
+          Kind::kCausalLM,
           [&family](const json& config, const at::TensorOptions& options) -> std::shared_ptr<PretrainedModel> {
             return std::make_shared<DecoderForCausalLMImpl>(parse_decoder_config(config, family), options);
-          }};
+          },
+          [&family](const json& config) { return config_of_decoder(config, family); }};
 }
 
 std::vector<Architecture> make_architectures() {
@@ -158,6 +164,8 @@ std::shared_ptr<Model> make_uninitialized(const json& config, const at::TensorOp
 }
 
 json with_class_of_model(json config) {
+  const Architecture& found = find_architecture(config, std::nullopt);
+  if (found.config_of_made) config = found.config_of_made(config);
   const Architecture& architecture = find_architecture(config, std::nullopt);
   const auto classes = config.find("architectures");
   if (classes != config.end() && !classes->empty()) *classes = json::array({architecture.class_name});

@@ -21,7 +21,8 @@ template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const nlohmann::json& config, const at::TensorOptions& options);
 
 // Returns the config.json of the same model with this library's class as its "architectures": a folder may name the
-// model without its head, but the model that is written has a head.
+// model without its head, but the model that is written has a head. Of a model that also takes images it is that of the
+// text model, the part that is made and written.
 nlohmann::json with_class_of_model(nlohmann::json config);
 
 }  // namespace fsdp::models

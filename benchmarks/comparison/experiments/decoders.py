@@ -23,9 +23,9 @@ COLUMNS = (
 )
 COMPARED = (("s a step", "step_seconds"),)
 EXPLAINED = (
-    "Both sides read the same folder; transformers runs its defaults, for the experts its grouped product. With several "
-    "ranks fsdp.cpp, FSDP1 and FSDP2 are at full_shard. Alone: one process that trains as many samples a step as each "
-    "rank does."
+    "Both sides read the same folder; transformers runs its defaults, for the experts its grouped product. With "
+    "several ranks fsdp.cpp, FSDP1\nand FSDP2 are at full_shard. One process trains as many samples a step as each "
+    "of several ranks does."
 )
 
 
@@ -54,9 +54,7 @@ def dense(name, length, width, layers, vocabulary):
 
 def with_experts(name, length, width, layers, vocabulary, experts):
     heads = dict(num_attention_heads=width // 64, num_key_value_heads=width // 128)
-    of_experts = dict(
-        num_experts=experts, num_experts_per_tok=4, moe_intermediate_size=width // 2, norm_topk_prob=True
-    )
+    of_experts = dict(num_experts=experts, num_experts_per_tok=4, moe_intermediate_size=width // 2, norm_topk_prob=True)
     return decoder(
         name,
         "qwen3_moe",
@@ -71,18 +69,9 @@ def with_experts(name, length, width, layers, vocabulary, experts):
 
 
 MODELS = {
-    "smoke": (
-        dense("Qwen 3 smoke", 16, 128, 2, 512),
-        with_experts("Qwen 3 MoE smoke", 16, 128, 2, 512, 5),
-    ),
-    "small": (
-        dense("Qwen 3 small", 128, 512, 8, 8192),
-        with_experts("Qwen 3 MoE small", 128, 384, 6, 8192, 16),
-    ),
-    "full": (
-        dense("Qwen 3 150M", 256, 768, 16, 49152),
-        with_experts("Qwen 3 MoE 250M", 256, 512, 12, 49152, 32),
-    ),
+    "smoke": (dense("Qwen 3 smoke", 16, 128, 2, 512), with_experts("Qwen 3 MoE smoke", 16, 128, 2, 512, 5)),
+    "small": (dense("Qwen 3 small", 128, 512, 8, 8192), with_experts("Qwen 3 MoE small", 128, 384, 6, 8192, 16)),
+    "full": (dense("Qwen 3 150M", 256, 768, 16, 49152), with_experts("Qwen 3 MoE 250M", 256, 512, 12, 49152, 32)),
 }
 
 

@@ -94,6 +94,15 @@ DecoderForCausalLMImpl::DecoderForCausalLMImpl(const DecoderConfig& config, cons
   register_module("lm_head", lm_head_);
 }
 
+FolderNames DecoderForCausalLMImpl::folder_names() const {
+  FolderNames names{.base_model = "model", .ignored = {".rotary_emb.inv_freq"}};
+  if (!config_.is_part) return names;
+  names.renamed_prefixes = {{"", "language_model."}, {"model.", "model.language_model."}};
+  names.other_parts = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                       "model.multi_modal_projector."};
+  return names;
+}
+
 LanguageModelOutput DecoderForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens(config_.model_type.c_str(), input_ids, labels);
   const DecoderModelImpl::Output decoded = model_(input_ids);

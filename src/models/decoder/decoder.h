@@ -90,7 +90,7 @@ class DecoderForCausalLMImpl : public CausalLM {
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.max_position_embeddings; }
-  FolderNames folder_names() const override { return {.base_model = "model", .ignored = {".rotary_emb.inv_freq"}}; }
+  FolderNames folder_names() const override;
   std::vector<std::string> block_class_names() const override { return {"DecoderLayer"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override {
     model_->set_activation_checkpointing(policy);

@@ -46,6 +46,7 @@ struct DecoderLayerConfig {
 
 struct DecoderConfig {
   std::string model_type;  // as in config.json; used in errors
+  bool is_part = false;    // the folder is of a model that also takes images, of which this is the text model
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

@@ -66,6 +66,7 @@ const std::vector<DecoderFamily>& decoder_families() {
       {"gemma", "GemmaForCausalLM", "GemmaModel", parse_gemma},
       {"gemma2", "Gemma2ForCausalLM", "Gemma2Model", parse_gemma2},
       {"gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", parse_gemma3_text},
+      {"gemma3", "Gemma3ForConditionalGeneration", "Gemma3Model", parse_gemma3_text, "text_config", "gemma3_text"},
       {"phi3", "Phi3ForCausalLM", "Phi3Model", parse_phi3},
       {"olmo2", "Olmo2ForCausalLM", "Olmo2Model", parse_olmo2},
       {"olmo3", "Olmo3ForCausalLM", "Olmo3Model", parse_olmo3},
@@ -79,17 +80,46 @@ const std::vector<DecoderFamily>& decoder_families() {
 }
 
 DecoderConfig parse_decoder_config(const nlohmann::json& json, const DecoderFamily& family) {
-  const ConfigReader config(json, "config.json");
-  DecoderConfig decoder = family.parse(config);
-  config.refuse_unread(family.model_type, harmless_keys());
+  const ConfigReader whole(json, "config.json");
+  if (family.part == nullptr) {
+    DecoderConfig decoder = family.parse(whole);
+    whole.refuse_unread(family.model_type, harmless_keys());
+    return decoder;
+  }
+  if (!whole.has(family.part)) whole.missing(family.part, "the config of the text model");
+  const ConfigReader part(whole.at(family.part), c10::str("config.json: ", family.part));
+  DecoderConfig decoder = family.parse(part);
+  part.choice("model_type", family.part_model_type, {family.part_model_type});
+  part.refuse_unread(family.part_model_type, harmless_keys());
+  whole.refuse_quantized();
+  const std::string tied = "tie_word_embeddings";
+  if (whole.boolean(tied, decoder.tie_word_embeddings) != decoder.tie_word_embeddings) {
+    whole.refuse(tied, c10::str("absent, or as in ", family.part));
+  }
+  decoder.is_part = true;
   return decoder;
 }
 
-DecoderConfig parse_decoder_config(const nlohmann::json& json, const std::string& model_type) {
+nlohmann::json config_of_decoder(const nlohmann::json& config, const DecoderFamily& family) {
+  if (family.part == nullptr) return config;
+  nlohmann::json part = config.at(family.part);
+  part["model_type"] = family.part_model_type;
+  part["architectures"] = {decoder_family(family.part_model_type).class_name};
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (config.contains(key)) part[key] = config[key];
+  }
+  return part;
+}
+
+const DecoderFamily& decoder_family(const std::string& model_type) {
   for (const DecoderFamily& family : decoder_families()) {
-    if (model_type == family.model_type) return parse_decoder_config(json, family);
+    if (model_type == family.model_type) return family;
   }
   TORCH_CHECK(false, "no family of decoders has the model_type \"", model_type, "\"");
+}
+
+DecoderConfig parse_decoder_config(const nlohmann::json& json, const std::string& model_type) {
+  return parse_decoder_config(json, decoder_family(model_type));
 }
 
 }  // namespace fsdp::models

@@ -17,6 +17,10 @@ struct DecoderFamily {
   // Reads a config. Keys that it does not ask for, and that change nothing in any family, are refused by
   // parse_decoder_config.
   DecoderConfig (*parse)(const ConfigReader& config);
+  // The key of config.json whose object describes the text model, and the family of that object, if this is a family of
+  // models that also take images. The text model alone is built, and is saved as a model of that family.
+  const char* part = nullptr;
+  const char* part_model_type = nullptr;
 };
 
 const std::vector<DecoderFamily>& decoder_families();
@@ -25,7 +29,12 @@ const std::vector<DecoderFamily>& decoder_families();
 // num_attention_heads. All others have the defaults of transformers. Wrong types, values out of range, unknown keys,
 // and settings that are not supported are errors that name the key, its value and the accepted values.
 DecoderConfig parse_decoder_config(const nlohmann::json& config, const DecoderFamily& family);
-// The same for the family with this model_type, which must exist.
+// Returns the config.json of the model that parse_decoder_config describes: the same, or that of the text model, with
+// the dtype of the whole.
+nlohmann::json config_of_decoder(const nlohmann::json& config, const DecoderFamily& family);
+// Returns the family with this model_type, which must exist.
+const DecoderFamily& decoder_family(const std::string& model_type);
+// parse_decoder_config for the family with this model_type, which must exist.
 DecoderConfig parse_decoder_config(const nlohmann::json& config, const std::string& model_type);
 
 }  // namespace fsdp::models

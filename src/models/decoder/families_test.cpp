@@ -48,6 +48,7 @@ std::vector<std::optional<size_t>> ropes(const DecoderConfig& config) {
 
 TEST(DecoderFamilies, EachReadsTheConfigOfItsModelType) {
   for (const DecoderFamily& family : decoder_families()) {
+    if (family.part != nullptr) continue;
     bool found = false;
     for (const json& config : small_decoders()) {
       if (config.at("model_type") != family.model_type) continue;
@@ -63,6 +64,35 @@ TEST(DecoderFamilies, EachReadsTheConfigOfItsModelType) {
     EXPECT_TRUE(found) << family.model_type;
   }
   EXPECT_THAT(error_of([] { parse_decoder_config(json::object(), "mamba"); }), HasSubstr("\"mamba\""));
+}
+
+json with_images(const json& changes = {}) {
+  json text = changed(small_decoder("gemma3_text", "Gemma3ForCausalLM", {{"head_dim", 4}}), changes);
+  return {{"model_type", "gemma3"},
+          {"architectures", {"Gemma3ForConditionalGeneration"}},
+          {"dtype", "bfloat16"},
+          {"text_config", text},
+          {"vision_config", {{"hidden_size", 16}}}};
+}
+
+TEST(DecoderFamilies, OfModelsWithImagesAreThoseOfTheirTextModel) {
+  const DecoderFamily& family = decoder_family("gemma3");
+  const DecoderConfig decoder = parse_decoder_config(with_images(), family);
+  EXPECT_EQ(decoder.model_type, "gemma3_text");
+  EXPECT_TRUE(decoder.is_part);
+  const json saved = config_of_decoder(with_images(), family);
+  EXPECT_EQ(saved.at("model_type"), "gemma3_text");
+  EXPECT_EQ(saved.at("architectures"), json::array({"Gemma3ForCausalLM"}));
+  EXPECT_EQ(saved.at("dtype"), "bfloat16");
+  EXPECT_FALSE(saved.contains("vision_config"));
+  const auto error = [&](const json& config) { return error_of([&] { parse_decoder_config(config, family); }); };
+  EXPECT_THAT(error(with_images({{"sinks", 2}})), HasSubstr("text_config: sinks is 2"));
+  json differently_tied = with_images();
+  differently_tied["tie_word_embeddings"] = true;
+  EXPECT_THAT(error(differently_tied), HasSubstr("tie_word_embeddings is true"));
+  json without = with_images();
+  without.erase("text_config");
+  EXPECT_THAT(error(without), HasSubstr("text_config is missing"));
 }
 
 // Five layers with a window, then one without, which has a rotary embedding of its own.

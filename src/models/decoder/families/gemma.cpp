@@ -29,14 +29,13 @@ void check_other_activation(const ConfigReader& config, const std::string& key, 
 }
 
 // What Gemma 2 and 3 have in common.
-DecoderConfig parse_gemma2_common(const ConfigReader& config, const char* model_type, int64_t max_position_embeddings) {
-  DecoderConfig decoder = parse_gemma_common(config, model_type,
-                                             {.max_position_embeddings = max_position_embeddings,
-                                              .num_key_value_heads = 4,
-                                              .head_dim = 256,
-                                              .pad_token_id = 0,
-                                              .tie_word_embeddings = true,
-                                              .divides_hidden_size = true});
+DecoderConfig parse_gemma2_common(const ConfigReader& config, const char* model_type, Defaults defaults) {
+  defaults.num_key_value_heads = 4;
+  defaults.head_dim = 256;
+  defaults.pad_token_id = 0;
+  defaults.tie_word_embeddings = true;
+  defaults.divides_hidden_size = true;
+  DecoderConfig decoder = parse_gemma_common(config, model_type, defaults);
   decoder.norms = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
                    "post_feedforward_layernorm"};
   decoder.activation = parse_activation(config, "hidden_activation", kActivation);
@@ -70,7 +69,7 @@ DecoderConfig parse_gemma(const ConfigReader& config) {
 }
 
 DecoderConfig parse_gemma2(const ConfigReader& config) {
-  DecoderConfig decoder = parse_gemma2_common(config, "gemma2", 8192);
+  DecoderConfig decoder = parse_gemma2_common(config, "gemma2", {.max_position_embeddings = 8192});
   decoder.attention_softcap = parse_softcap(config, "attn_logit_softcapping", 50.0);
   decoder.logits.softcap = parse_softcap(config, "final_logit_softcapping", 30.0);
   decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings)};
@@ -82,7 +81,10 @@ DecoderConfig parse_gemma2(const ConfigReader& config) {
 }
 
 DecoderConfig parse_gemma3_text(const ConfigReader& config) {
-  DecoderConfig decoder = parse_gemma2_common(config, "gemma3_text", 131072);
+  DecoderConfig decoder =
+      parse_gemma2_common(config, "gemma3_text",
+                          // Configs inside those of models with images leave these two out.
+                          {.max_position_embeddings = 131072, .vocab_size = 262208, .num_attention_heads = 8});
   decoder.query_key_norm = QueryKeyNorm::kHead;
   decoder.logits.softcap = parse_softcap(config, "final_logit_softcapping", std::nullopt);
   if (config.has("attn_logit_softcapping")) {

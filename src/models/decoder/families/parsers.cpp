@@ -14,7 +14,8 @@ int64_t parse_key_value_heads(const ConfigReader& config, int64_t heads, std::op
 }
 
 void parse_heads(const ConfigReader& config, const Defaults& defaults, DecoderConfig& decoder) {
-  const int64_t heads = decoder.num_attention_heads = config.positive_integer("num_attention_heads");
+  const int64_t heads = decoder.num_attention_heads =
+      config.positive_integer("num_attention_heads", defaults.num_attention_heads);
   decoder.num_key_value_heads = parse_key_value_heads(config, heads, defaults.num_key_value_heads);
   const bool has_head_dim = config.has("head_dim") || (defaults.head_dim && !config.is_null("head_dim"));
   if ((!has_head_dim || defaults.divides_hidden_size) && decoder.hidden_size % heads != 0) {
@@ -53,7 +54,7 @@ std::optional<int64_t> parse_pad_token_id(const ConfigReader& config, int64_t vo
 DecoderConfig parse_common(const ConfigReader& config, const char* model_type, const Defaults& defaults) {
   DecoderConfig decoder;
   decoder.model_type = model_type;
-  decoder.vocab_size = config.positive_integer("vocab_size");
+  decoder.vocab_size = config.positive_integer("vocab_size", defaults.vocab_size);
   decoder.hidden_size = config.positive_integer("hidden_size");
   decoder.intermediate_size = config.positive_integer("intermediate_size");
   decoder.layers.resize(static_cast<size_t>(config.positive_integer("num_hidden_layers")));

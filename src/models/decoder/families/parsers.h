@@ -16,6 +16,8 @@ namespace fsdp::models::families {
 // What a family says where its config.json is silent.
 struct Defaults {
   int64_t max_position_embeddings = 0;
+  std::optional<int64_t> vocab_size = {};           // unset: the key is required
+  std::optional<int64_t> num_attention_heads = {};  // unset: the key is required
   double norm_eps = 1e-6;
   std::optional<int64_t> num_key_value_heads = {};  // unset: as many as num_attention_heads, as with a null value
   std::optional<int64_t> head_dim = {};             // unset: hidden_size / num_attention_heads
