@@ -110,5 +110,82 @@ INSTANTIATE_TEST_SUITE_P(All, StaleParameters, ::testing::ValuesIn(cases()), [](
                   at.param_dtype ? "_in_fp32" : "");
 });
 
+// ---------------------------------------------------------------- writes without a version
+
+// Each sets all elements of a leaf, past its version counter.
+struct Write {
+  const char* name;
+  std::function<void(const torch::Tensor&, double)> apply;
+};
+
+std::vector<Write> writes() {
+  return {{"data of a view", [](const torch::Tensor& leaf, double value) { leaf.view({-1}).data().fill_(value); }},
+          {"pointer",
+           [](const torch::Tensor& leaf, double value) { std::fill_n(leaf.data_ptr<double>(), leaf.numel(), value); }}};
+}
+
+std::string name_of(const std::tuple<Case, ShardCut>& parameters) {
+  const auto& [at, cut] = parameters;
+  return c10::str(at.communicator, cut == ShardCut::kRows ? "_rows" : "_flat",
+                  at.reshard_after_forward ? "_to_a_smaller_group" : "", at.param_dtype ? "_in_fp32" : "");
+}
+
+class UncountedWrites : public ::testing::TestWithParam<std::tuple<Case, ShardCut>> {};
+
+// All parameters stay gathered, or parked, from one forward to the next.
+TEST_P(UncountedWrites, AreSeenByTheNextUse) {
+  const auto& [at, cut] = GetParam();
+  const auto body = [at = at, cut = cut](const std::shared_ptr<Communicator>& world) {
+    auto net = testing::seeded([] { return std::make_shared<NetImpl>(); });
+    Options options;
+    options.communicator = world;
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    options.param_dtype = at.param_dtype;
+    options.shard_cut = cut;
+    options.reshard_after_forward = at.reshard_after_forward ? ReshardAfterForward(*at.reshard_after_forward) : false;
+    auto sharded = fully_shard(*net, options);
+    double value = 0;
+    for (const Write& write : writes()) {
+      forward_without_gradients(*net);
+      value += 0.25;
+      world->barrier({"nobody reads", 0, Pass::kUser});
+      {
+        torch::NoGradGuard no_grad;
+        for (const torch::Tensor& leaf : sharded->parameters()) write.apply(leaf, value);
+      }
+      world->barrier({"all have written", 0, Pass::kUser});
+      torch::NoGradGuard no_grad;
+      for (const torch::Tensor& parameter : net->parameters()) {
+        EXPECT_TRUE((parameter.detach().clone() == value).all().item<bool>()) << write.name;
+      }
+    }
+  };
+  testing::run_ranks(4, body, {.communicator = at.communicator});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UncountedWrites,
+                         ::testing::Combine(::testing::ValuesIn(cases()),
+                                            ::testing::Values(ShardCut::kFlat, ShardCut::kRows)),
+                         [](const auto& info) { return name_of(info.param); });
+
+// A rank that takes pointers and writes nothing would otherwise gather without the others.
+TEST(UncountedReads, OfOneRankGatherNothing) {
+  testing::run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    auto net = testing::seeded([] { return std::make_shared<NetImpl>(); });
+    Options options;
+    options.communicator = world;
+    options.shard_cut = ShardCut::kRows;
+    options.reshard_after_forward = false;
+    auto sharded = fully_shard(*net, options);
+    forward_without_gradients(*net);
+    const int64_t gathers = sharded->diagnostics().stats().all_gathers;
+    for (int round = 0; round < 3; ++round) {
+      if (world->rank() == 0) (void)sharded->parameters().front().data_ptr();
+      forward_without_gradients(*net);
+    }
+    EXPECT_EQ(sharded->diagnostics().stats().all_gathers, gathers);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp

@@ -79,7 +79,8 @@ void register_whole(torch::Library& library) {
       .def_static("check_membership", &Whole::check_membership)
       .def_static("share_version", &Whole::share_version)
       .def_static("prepare_write", &Whole::prepare_write)
-      .def_static("prepare_writes", &Whole::prepare_writes);
+      .def_static("prepare_writes", &Whole::prepare_writes)
+      .def_static("note_export", &Whole::note_export);
 }
 
 }  // namespace fsdp::python

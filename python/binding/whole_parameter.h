@@ -8,6 +8,7 @@
 
 #include "engine/unit.h"
 #include "torch_seams/keyed_storage.h"
+#include "torch_seams/write_watch.h"
 
 namespace fsdp::python {
 
@@ -41,6 +42,8 @@ class Whole : public torch::CustomClassHolder {
   // Must be called before `leaf` is written by code that the dispatcher does not show to the engine.
   static void prepare_write(const at::Tensor& leaf);
   static void prepare_writes(const std::vector<at::Tensor>& leaves);
+  // Must be called when memory is handed to a library that may write to it. Does nothing for other tensors than shards.
+  static void note_export(const at::Tensor& tensor) { seams::note_export(tensor); }
 };
 
 void register_whole(torch::Library& library);

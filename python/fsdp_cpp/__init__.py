@@ -23,7 +23,7 @@ _registration.install()
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # noqa: E402
 
-from fsdp_cpp import _clipping, _compile, _fsdp1_parts, _optimizer  # noqa: E402
+from fsdp_cpp import _clipping, _compile, _exports, _fsdp1_parts, _optimizer  # noqa: E402
 from fsdp_cpp._checkpoint import LoadedCheckpoint, load, save  # noqa: E402
 from fsdp_cpp._fsdp1 import FullyShardedDataParallel  # noqa: E402
 from fsdp_cpp._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx  # noqa: E402
@@ -36,6 +36,7 @@ _compile.install()
 _optimizer.install()
 _fsdp1_parts.install()
 _clipping.install()
+_exports.install()
 
 __all__ = [
     "CPUOffloadPolicy",

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "engine/uncounted_writes.h"
 #include "schedule/block_places.h"
 #include "schedule/memory_bounds.h"
 #include "torch_seams/gradient_hooks.h"
@@ -18,6 +19,10 @@ using seams::in_backward;
 namespace {
 
 Pass pass_now() { return in_backward() ? Pass::kBackward : Pass::kForward; }
+
+// Whether the shards were written since the unit was gathered, by writes of either kind. The unit must not be
+// gathering.
+bool written(const Unit& unit) FSDP_REQUIRES(unit.mutex) { return unit.versions.written() || written_uncounted(unit); }
 
 }  // namespace
 
@@ -66,7 +71,7 @@ void Gatherer::gather_for_visit(Unit& unit) {
 void Gatherer::release_what_is_stale() {
   for (Unit* unit : std::exchange(left_by_backward_, {})) {
     base::MutexLock lock(unit->mutex);
-    if (unit->buffers.gathered() && unit->versions.written() && !unit->use.pinned()) release_stale(*unit);
+    if (unit->buffers.gathered() && written(*unit) && !unit->use.pinned()) release_stale(*unit);
   }
 }
 
@@ -104,8 +109,8 @@ void Gatherer::prefetch() {
 // units whose shards were written since their forward; if it uses one, the use throws.
 bool Gatherer::begin_prefetch(Unit& unit) {
   base::MutexLock lock(unit.mutex);
-  const bool stale = unit.versions.written();
   if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden()) return false;
+  const bool stale = written(unit);
   if (in_backward() && (stale || !unit.switches().unshard_in_backward)) return false;
   if (stale) release_stale(unit);
   issue_gather(unit);
@@ -164,7 +169,9 @@ bool Gatherer::backward_relies_on(const Unit& unit) const {
 void Gatherer::notice_shard_writes(Unit& unit) {
   const bool relies = backward_relies_on(unit);
   unit.versions.note_use(in_backward());
-  if (!unit.versions.written()) return;
+  // Values that are being gathered cannot be compared with the shards.
+  if (unit.buffers.gathering() && may_be_written(unit)) finish_gather(unit);
+  if (!written(unit)) return;
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or run forward again");
@@ -239,7 +246,9 @@ void Gatherer::ensure_gathered(Unit& unit) {
 void Gatherer::issue_gather(Unit& unit) {
   const Pass pass = pass_now();
   unit.check_membership();
-  if (context_.streams.apart() && !unit.gathers_are_ordered()) tree_.order_gathers_after_writes();
+  const bool ordered = unit.gathers_are_ordered() && !may_be_written(unit);
+  if (context_.streams.apart() && !ordered) tree_.order_gathers_after_writes();
+  watch_shards(unit);
   all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_);
   unit.versions.note_first_seen();
   unit.times.note_issued(pass, trace_.now());
@@ -261,7 +270,7 @@ void Gatherer::finish_gather(Unit& unit) {
 }
 
 void Gatherer::release(Unit& unit) {
-  if (!in_backward() && !unit.use.writable() && !unit.versions.written()) unit.buffers.park(memory_.parameters());
+  if (!in_backward() && !unit.use.writable() && !written(unit)) unit.buffers.park(memory_.parameters());
   unit.use.note_released();
   unit.buffers.release(memory_.parameters());
   remove_from_residency(unit);

@@ -8,6 +8,7 @@
 #include "fsdp/memory_sharing.h"
 #include "schedule/block_places.h"
 #include "torch_seams/clean_dispatch.h"
+#include "torch_seams/write_watch.h"
 
 namespace fsdp::engine {
 namespace {
@@ -45,6 +46,7 @@ void UnshardedBuffers::add_flat() {
   unsharded_.emplace_back();
   in_rank_order_.emplace_back();
   parked_.emplace_back();
+  parked_shards_.emplace_back();
 }
 
 void UnshardedBuffers::clear(BufferPool& pool) {
@@ -53,6 +55,7 @@ void UnshardedBuffers::clear(BufferPool& pool) {
   unsharded_.clear();
   in_rank_order_.clear();
   parked_.clear();
+  parked_shards_.clear();
 }
 
 void UnshardedBuffers::release_kept(BufferPool& pool) {
@@ -225,6 +228,7 @@ void UnshardedBuffers::park(BufferPool& pool) {
     const int64_t n = flat.layout().padded_numel() / park_group_->size();
     parked_[i] = pool.acquire(n, flat.dtypes().compute, Residence::kStaying, &parked_[i]);
     parked_[i].copy_(unsharded_[i].narrow(0, park_group_->rank() * n, n));
+    if (seams::is_exported(flat.shard())) parked_shards_[i] = flat.shard().clone();
   }
   parked_written_.record_current(unit_.context().device());
 }
@@ -238,6 +242,12 @@ void UnshardedBuffers::unpark(BufferPool& pool) {
       parked.reset();
     }
   }
+  for (at::Tensor& shard : parked_shards_) shard.reset();
+}
+
+bool UnshardedBuffers::is_parked_with(const flat::FlatParameter& flat, const at::Tensor& shard) const {
+  const at::Tensor& known = parked_shards_[index_of(flat)];
+  return known.defined() && known.view(at::kByte).equal(shard.view(at::kByte));
 }
 
 // ---------------------------------------------------------------- places
@@ -264,10 +274,12 @@ bool UnshardedBuffers::holds_copies() const {
   return std::any_of(unsharded_.begin(), unsharded_.end(), [](const at::Tensor& full) { return full.defined(); });
 }
 
-const at::Tensor& UnshardedBuffers::of(const flat::FlatParameter& flat) const {
+const at::Tensor& UnshardedBuffers::of(const flat::FlatParameter& flat) const { return unsharded_[index_of(flat)]; }
+
+size_t UnshardedBuffers::index_of(const flat::FlatParameter& flat) const {
   size_t index = 0;
   while (unit_.flat_parameters().at(index).get() != &flat) ++index;
-  return unsharded_[index];
+  return index;
 }
 
 }  // namespace fsdp::engine

@@ -52,6 +52,10 @@ class UnshardedBuffers {
   void park(BufferPool& pool);
   // Ends parking: releases what is parked.
   void unpark(BufferPool& pool);
+  // Whether a part of a FlatParameter is parked, and whether the shard that it was parked with is known and had the
+  // bits of `shard`. It is known if code outside of LibTorch may have kept a pointer to the shard.
+  bool is_parked(const flat::FlatParameter& flat) const { return parked_[index_of(flat)].defined(); }
+  bool is_parked_with(const flat::FlatParameter& flat, const at::Tensor& shard) const;
   // Gives back memory that is kept for the sharded unit alone, because its options have changed.
   void release_kept(BufferPool& pool);
   const std::shared_ptr<Communicator>& park_group() const { return park_group_; }
@@ -80,6 +84,7 @@ class UnshardedBuffers {
   void take_from_rank_order(size_t index, BufferPool& pool);
   void discard_gather();
   bool reads_in_place(size_t flat) const;
+  size_t index_of(const flat::FlatParameter& flat) const;
 
   Unit& unit_;  // its FlatParameters, groups and names
   base::StateMachine<UnitState> state_;
@@ -92,7 +97,8 @@ class UnshardedBuffers {
   base::StreamReaders readers_;
   int64_t used_nbytes_ = 0;
   std::shared_ptr<Communicator> park_group_;
-  std::vector<at::Tensor> parked_;  // by FlatParameter; undefined unless parked
+  std::vector<at::Tensor> parked_;         // by FlatParameter; undefined unless parked
+  std::vector<at::Tensor> parked_shards_;  // by FlatParameter; undefined unless known
   base::DeviceEvent parked_written_;
   // In progress, and gathers whose results are read in place. Destroyed before the memory that they use.
   std::vector<std::unique_ptr<Work>> gathers_;

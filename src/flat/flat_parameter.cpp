@@ -12,6 +12,7 @@
 
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/shard_version.h"
+#include "torch_seams/write_watch.h"
 
 namespace fsdp::flat {
 namespace {
@@ -112,7 +113,10 @@ at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool transient) c
 at::Tensor FlatParameter::make_shard(void* unit) {
   if (dtypes_.shard == dtypes_.compute) shared_ = provide_shared(dtypes_.shard, /*transient=*/false);
   provide_transient();
-  return shared_.defined() ? make_slice_of_shared(unit) : memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+  const at::Tensor shard =
+      shared_.defined() ? make_slice_of_shared(unit) : memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+  seams::prepare_to_watch(shard);
+  return shard;
 }
 
 void FlatParameter::provide_transient() {
@@ -142,6 +146,7 @@ void FlatParameter::watch_shard(void* unit) {
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
   at::NoGradGuard no_grad;
   shard_ = make_watched_shard(shard_, shard_, unit);
+  seams::prepare_to_watch(shard_);
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     seams::move_versioned_leaf(original_leaves_[i], slice_of(shard_, i));
   }

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <array>
+#include <cstring>
 
 namespace fsdp::flat {
 namespace {
@@ -64,6 +65,12 @@ void zero_padding_of(const FlatLayout& layout, const at::Tensor& like_shard, int
   }
 }
 
+// The tensors are contiguous.
+bool same_bits(const at::Tensor& left, const at::Tensor& right) {
+  if (!left.is_cpu()) return left.view(at::kByte).equal(right.view(at::kByte));
+  return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
+}
+
 }  // namespace
 
 void copy_to_whole(const FlatParameter& flat, const at::Tensor& rank_order, const at::Tensor& whole) {
@@ -110,6 +117,18 @@ at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole) {
     flat.slice_of(part, i).copy_(range(whole, layout.offset(i) + slice.begin, slice.numel()));
   }
   return part;
+}
+
+bool has_own_part(const FlatParameter& flat, const at::Tensor& whole, const at::Tensor& like_shard) {
+  const FlatLayout& layout = flat.layout();
+  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
+    const ParameterSlice part = flat.slice(i);
+    if (part.numel() == 0) continue;
+    // Gathers cast on the device, too.
+    const at::Tensor own = flat.slice_of(like_shard, i).to(whole.device()).to(whole.scalar_type());
+    if (!same_bits(range(whole, layout.offset(i) + part.begin, part.numel()), own)) return false;
+  }
+  return true;
 }
 
 void write_in_rank_order(const FlatParameter& flat, const at::Tensor& rank_order, int64_t parameter,

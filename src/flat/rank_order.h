@@ -23,6 +23,10 @@ void copy_own_part(const FlatParameter& flat, const at::Tensor& like_shard, cons
 // buffer if the orders are the same.
 at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole);
 
+// Whether a whole buffer has the bits of this rank's parts of a tensor that is laid out like the shard, cast to the
+// buffer's dtype.
+bool has_own_part(const FlatParameter& flat, const at::Tensor& whole, const at::Tensor& like_shard);
+
 // Writes or adds a value of one parameter, with its full shape, in rank order.
 void write_in_rank_order(const FlatParameter& flat, const at::Tensor& rank_order, int64_t parameter,
                          const at::Tensor& value, bool add);

@@ -9,6 +9,7 @@
 #include "torch_seams/gradient_hooks.h"
 #include "torch_seams/keyed_storage.h"
 #include "torch_seams/shard_version.h"
+#include "torch_seams/write_watch.h"
 
 namespace fsdp::seams {
 namespace {
@@ -59,6 +60,16 @@ void check_versions() {
   require(version_of(shard) > before && shard[2].item<float>() == 1, "writes through .data() must be counted");
 }
 
+void check_write_watch() {
+  if (!can_watch_writes()) return;
+  at::Tensor shard = at::zeros({4});
+  prepare_to_watch(shard);
+  watch_writes(shard);
+  require(shard.sum().item<float>() == 0 && !may_be_written(shard), "operators must read without a pointer to write");
+  shard.view({2, 2}).select(0, 1).data().add_(1);
+  require(may_be_written(shard), "a write must be noticed by the storage");
+}
+
 void run_self_check() {
   c10::InferenceMode no_inference(false);
   at::AutoGradMode gradients(true);
@@ -68,6 +79,7 @@ void run_self_check() {
   check_storages(leaf, memory);
   check_hooks(leaf);
   check_versions();
+  check_write_watch();
   require(leaf.detach().sum().item<float>() == 10, "operators must read refilled storages");
 }
 
