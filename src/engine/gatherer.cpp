@@ -24,6 +24,31 @@ Pass pass_now() { return in_backward() ? Pass::kBackward : Pass::kForward; }
 // gathering.
 bool written(const Unit& unit) FSDP_REQUIRES(unit.mutex) { return unit.versions.written() || written_uncounted(unit); }
 
+// The same, before a gather. Throws if other ranks cannot know of the write.
+bool written_on_all_ranks(const Unit& unit) FSDP_REQUIRES(unit.mutex) {
+  if (unit.versions.written()) return true;
+  if (!written_uncounted(unit)) return false;
+  check_all_ranks_notice(unit);
+  return true;
+}
+
+// Other ranks do not come to a gather if they have not written.
+template <typename Gather>
+void explaining_why_anew(const Unit& unit, const Gather& gather) FSDP_REQUIRES(unit.mutex) {
+  try {
+    gather();
+  } catch (c10::Error& error) {
+    if (unit.versions.replaces_kept()) {
+      error.add_context(c10::str(
+          unit.where(),
+          ": it was being gathered anew, because this rank's part of it was written while gathered parameters were "
+          "kept. All ranks must write at the same point of the program, or release the unit (reshard) after the "
+          "write"));
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
 Gatherer::Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, base::TraceRecorder& trace)
@@ -71,7 +96,7 @@ void Gatherer::gather_for_visit(Unit& unit) {
 void Gatherer::release_what_is_stale() {
   for (Unit* unit : std::exchange(left_by_backward_, {})) {
     base::MutexLock lock(unit->mutex);
-    if (unit->buffers.gathered() && written(*unit) && !unit->use.pinned()) release_stale(*unit);
+    if (unit->buffers.gathered() && written_on_all_ranks(*unit) && !unit->use.pinned()) release_stale(*unit);
   }
 }
 
@@ -110,7 +135,7 @@ void Gatherer::prefetch() {
 bool Gatherer::begin_prefetch(Unit& unit) {
   base::MutexLock lock(unit.mutex);
   if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden()) return false;
-  const bool stale = written(unit);
+  const bool stale = written_on_all_ranks(unit);
   if (in_backward() && (stale || !unit.switches().unshard_in_backward)) return false;
   if (stale) release_stale(unit);
   issue_gather(unit);
@@ -171,7 +196,7 @@ void Gatherer::notice_shard_writes(Unit& unit) {
   unit.versions.note_use(in_backward());
   // Values that are being gathered cannot be compared with the shards.
   if (unit.buffers.gathering() && may_be_written(unit)) finish_gather(unit);
-  if (!written(unit)) return;
+  if (!written_on_all_ranks(unit)) return;
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or run forward again");
@@ -183,6 +208,7 @@ void Gatherer::release_stale(Unit& unit) {
   if (unit.buffers.gathering()) {
     finish_gather(unit);  // the values being gathered are stale
   }
+  unit.versions.note_kept_replaced(unit.buffers.holds_copies() || unit.buffers.parks_any());
   if (unit.buffers.gathered() && unit.buffers.holds_copies()) {
     TORCH_CHECK(!unit.use.pinned(), "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
     release(unit);
@@ -249,7 +275,7 @@ void Gatherer::issue_gather(Unit& unit) {
   const bool ordered = unit.gathers_are_ordered() && !may_be_written(unit);
   if (context_.streams.apart() && !ordered) tree_.order_gathers_after_writes();
   watch_shards(unit);
-  all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_);
+  explaining_why_anew(unit, [&] { all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_); });
   unit.versions.note_first_seen();
   unit.times.note_issued(pass, trace_.now());
   trace_.record(TraceTrack::kLimiter, unit.name(), pass, unit.times.take_held_back());
@@ -260,11 +286,12 @@ void Gatherer::issue_gather(Unit& unit) {
 void Gatherer::finish_gather(Unit& unit) {
   const int64_t waiting = trace_.now();
   try {
-    unit.buffers.finish_gather(memory_.parameters());
+    explaining_why_anew(unit, [&] { unit.buffers.finish_gather(memory_.parameters()); });
   } catch (...) {
     remove_from_residency(unit);
     throw;
   }
+  unit.versions.note_kept_replaced(false);
   trace_.record(TraceTrack::kWait, unit.name(), unit.times.pass(), waiting);
   trace_.record(TraceTrack::kGather, unit.name(), unit.times.pass(), unit.times.issued());
 }

@@ -31,6 +31,10 @@ class ShardVersions {
   void note_first_seen() {
     if (!seen_) note_seen();
   }
+  // Whether the unit is being gathered anew because its shards were written while gathered or parked parameters were
+  // kept. Until the next gather has ended.
+  bool replaces_kept() const { return replaces_kept_; }
+  void note_kept_replaced(bool on) { replaces_kept_ = on; }
   // Makes autograd refuse values of the parameters that were saved before.
   void invalidate_saved_values() const;
 
@@ -46,6 +50,7 @@ class ShardVersions {
   const Unit& unit_;
   std::optional<uint64_t> seen_;
   bool used_outside_backward_ = false;
+  bool replaces_kept_ = false;
 };
 
 }  // namespace fsdp::engine

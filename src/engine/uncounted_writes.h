@@ -17,4 +17,8 @@ bool may_be_written(const Unit& unit);
 // gathering.
 bool written_uncounted(const Unit& unit) FSDP_REQUIRES(unit.mutex);
 
+// Throws if another rank holds nothing of the parameters that differ, and so cannot notice. This is known with the cut
+// by rows alone, where a rank holds rows of all parameters of which the next rank holds any.
+void check_all_ranks_notice(const Unit& unit) FSDP_REQUIRES(unit.mutex);
+
 }  // namespace fsdp::engine

@@ -245,6 +245,10 @@ void UnshardedBuffers::unpark(BufferPool& pool) {
   for (at::Tensor& shard : parked_shards_) shard.reset();
 }
 
+bool UnshardedBuffers::parks_any() const {
+  return std::any_of(parked_.begin(), parked_.end(), [](const at::Tensor& parked) { return parked.defined(); });
+}
+
 bool UnshardedBuffers::is_parked_with(const flat::FlatParameter& flat, const at::Tensor& shard) const {
   const at::Tensor& known = parked_shards_[index_of(flat)];
   return known.defined() && known.view(at::kByte).equal(shard.view(at::kByte));

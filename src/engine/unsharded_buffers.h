@@ -55,6 +55,7 @@ class UnshardedBuffers {
   // Whether a part of a FlatParameter is parked, and whether the shard that it was parked with is known and had the
   // bits of `shard`. It is known if code outside of LibTorch may have kept a pointer to the shard.
   bool is_parked(const flat::FlatParameter& flat) const { return parked_[index_of(flat)].defined(); }
+  bool parks_any() const;
   bool is_parked_with(const flat::FlatParameter& flat, const at::Tensor& shard) const;
   // Gives back memory that is kept for the sharded unit alone, because its options have changed.
   void release_kept(BufferPool& pool);

@@ -119,16 +119,18 @@ at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole) {
   return part;
 }
 
-bool has_own_part(const FlatParameter& flat, const at::Tensor& whole, const at::Tensor& like_shard) {
+std::vector<int64_t> parameters_that_differ(const FlatParameter& flat, const at::Tensor& whole,
+                                            const at::Tensor& like_shard) {
+  std::vector<int64_t> differ;
   const FlatLayout& layout = flat.layout();
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const ParameterSlice part = flat.slice(i);
     if (part.numel() == 0) continue;
     // Gathers cast on the device, too.
     const at::Tensor own = flat.slice_of(like_shard, i).to(whole.device()).to(whole.scalar_type());
-    if (!same_bits(range(whole, layout.offset(i) + part.begin, part.numel()), own)) return false;
+    if (!same_bits(range(whole, layout.offset(i) + part.begin, part.numel()), own)) differ.push_back(i);
   }
-  return true;
+  return differ;
 }
 
 void write_in_rank_order(const FlatParameter& flat, const at::Tensor& rank_order, int64_t parameter,

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "flat/flat_parameter.h"
 
@@ -23,9 +24,10 @@ void copy_own_part(const FlatParameter& flat, const at::Tensor& like_shard, cons
 // buffer if the orders are the same.
 at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole);
 
-// Whether a whole buffer has the bits of this rank's parts of a tensor that is laid out like the shard, cast to the
-// buffer's dtype.
-bool has_own_part(const FlatParameter& flat, const at::Tensor& whole, const at::Tensor& like_shard);
+// Returns the parameters whose part of this rank has other bits in a whole buffer than in a tensor that is laid out
+// like the shard, cast to the buffer's dtype.
+std::vector<int64_t> parameters_that_differ(const FlatParameter& flat, const at::Tensor& whole,
+                                            const at::Tensor& like_shard);
 
 // Writes or adds a value of one parameter, with its full shape, in rank order.
 void write_in_rank_order(const FlatParameter& flat, const at::Tensor& rank_order, int64_t parameter,

@@ -42,6 +42,7 @@ WRITES = {
     "_foreach_": lambda p: torch._foreach_add_([row.data for row in p.to_local()], 1.0),
     "state dict": lambda p: p.detach().to_local()[...].data.add_(1),
     "set_": lambda p: torch.empty(0).set_(p.to_local().detach()).add_(1),
+    "counted": lambda p: p.to_local().add_(1),
     "numpy": lambda p: numpy.add(rows(p).numpy(), 1, out=rows(p).numpy()),
     "numpy of a row": lambda p: [row.numpy().__iadd__(1) for row in rows(p)],
     "asarray": lambda p: numpy.asarray(rows(p)).__iadd__(1),
@@ -204,6 +205,49 @@ def between_forward_and_backward(rank, size, backend):
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_writes_between_forward_and_backward_are_refused(backend):
     run_ranks(2, between_forward_and_backward, backend)
+
+
+def ranks_without_rows(rank, size, backend):
+    """Ranks that hold no rows notice writes that are counted alone; others are refused unless the unit is released."""
+    model, whole, parameter = sharded_linear(size - 1, COLUMNS, backend)
+    x = torch.ones(1, COLUMNS)
+    expected = torch.zeros_like(whole.detach())
+    with torch.no_grad():
+        model(x)
+        for write in (lambda p: p.data.to_local().fill_(1), lambda p: torch._foreach_add_([p.to_local().data], 1.0)):
+            write(parameter)
+            expected += 1
+            assert_values(whole, parameter, expected)
+        parameter.to_local()[:].data.add_(1)
+        if rank < size - 1:
+            with pytest.raises(RuntimeError, match=f"(?s)'0.weight' was written.*Rank {size - 1} .*holds none"):
+                model(x)
+        model.reshard()
+        assert_values(whole, parameter, expected + 1)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_without_rows(ranks, backend):
+    run_ranks(ranks, ranks_without_rows, backend)
+
+
+def write_of_one_rank(rank, size, backend, name):
+    """In a loop without backward, where the other rank has no reason to gather."""
+    model, whole, parameter = sharded_linear(ROWS, COLUMNS, backend)
+    with torch.no_grad():
+        model(torch.ones(1, COLUMNS))
+        if rank == 0:
+            WRITES[name](parameter)
+            model(torch.ones(1, COLUMNS))
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("name", ["numpy", "counted"])
+def test_a_write_of_one_rank_is_an_error(name, backend):
+    error, _ = run_ranks(2, write_of_one_rank, backend, name, expect_failure=True)
+    for part in ("unit 'root'", "written while gathered parameters were kept", "reshard"):
+        assert part in str(error), error
 
 
 def resized(rank, size):
