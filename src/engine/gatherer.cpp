@@ -272,8 +272,9 @@ void Gatherer::ensure_gathered(Unit& unit) {
 void Gatherer::issue_gather(Unit& unit) {
   const Pass pass = pass_now();
   unit.check_membership();
-  const bool ordered = unit.gathers_are_ordered() && !may_be_written(unit);
-  if (context_.streams.apart() && !ordered) tree_.order_gathers_after_writes();
+  if (context_.streams.apart() && (!unit.gathers_are_ordered() || may_be_written(unit))) {
+    tree_.order_gathers_after_writes();
+  }
   watch_shards(unit);
   explaining_why_anew(unit, [&] { all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_); });
   unit.versions.note_first_seen();
@@ -297,7 +298,8 @@ void Gatherer::finish_gather(Unit& unit) {
 }
 
 void Gatherer::release(Unit& unit) {
-  if (!in_backward() && !unit.use.writable() && !written(unit)) unit.buffers.park(memory_.parameters());
+  const bool may_park = unit.buffers.park_group() && !in_backward() && !unit.use.writable();
+  if (may_park && !written(unit)) unit.buffers.park(memory_.parameters());
   unit.use.note_released();
   unit.buffers.release(memory_.parameters());
   remove_from_residency(unit);

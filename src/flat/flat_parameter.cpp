@@ -275,7 +275,8 @@ at::Tensor FlatParameter::view_in(const at::Tensor& flat, int64_t parameter) con
 }
 
 void FlatParameter::attach(const at::Tensor& flat) {
-  char* base = static_cast<char*>(flat.data_ptr());
+  // A pointer to write with would count as a write to the shard, where that serves as the buffer.
+  char* base = static_cast<char*>(const_cast<void*>(flat.const_data_ptr()));
   size_t itemsize = c10::elementSize(dtypes_.compute);
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     seams::fill_storage(parameters_[i].storage(), parameters_[i].owner, base + layout_.offset(i) * itemsize);

@@ -27,16 +27,19 @@ concept HasHook = requires(Storage& storage) { storage.set_materializer(&note_no
 
 // Templates, so that they compile where storages have no hook.
 template <typename Storage>
-void set_hook(Storage& storage) {
-  if constexpr (HasHook<Storage>) {
-    if (!storage.has_materializer()) storage.set_materializer(&note_nothing);
-  }
-}
-
-template <typename Storage>
 bool has_hook(const Storage& storage) {
   if constexpr (HasHook<Storage>) return storage.has_materializer();
   return true;
+}
+
+template <typename Storage>
+void set_hook(Storage& storage) {
+  if constexpr (HasHook<Storage>) storage.set_materializer(&note_nothing);
+}
+
+template <typename Storage>
+void clear_hook(Storage& storage) {
+  if constexpr (HasHook<Storage>) storage.clear_materializer();
 }
 
 }  // namespace
@@ -49,9 +52,12 @@ void prepare_to_watch(const at::TensorBase& shard) {
   storage.set_resizable(true);  // numpy() sets it to false
 }
 
-void watch_writes(const at::TensorBase& shard) { set_hook(storage_of(shard)); }
+// An exported shard gets no hook any more.
+void watch_writes(const at::TensorBase& shard) {
+  if (!has_hook(storage_of(shard)) && !is_exported(shard)) set_hook(storage_of(shard));
+}
 
-bool may_be_written(const at::TensorBase& shard) { return !has_hook(storage_of(shard)) || is_exported(shard); }
+bool may_be_written(const at::TensorBase& shard) { return !has_hook(storage_of(shard)); }
 
 // Tensor.share_memory_() gives the storage other memory and with it another allocator.
 bool is_exported(const at::TensorBase& shard) {
@@ -60,7 +66,9 @@ bool is_exported(const at::TensorBase& shard) {
 }
 
 void note_export(const at::TensorBase& tensor) {
-  if (tensor.has_storage() && storage_of(tensor).allocator() == &mark) storage_of(tensor).set_resizable(false);
+  if (!tensor.has_storage() || storage_of(tensor).allocator() != &mark) return;
+  storage_of(tensor).set_resizable(false);
+  clear_hook(storage_of(tensor));
 }
 
 }  // namespace fsdp::seams
