@@ -36,6 +36,11 @@ DECODERS = [
     "olmo-2-7b",
     "olmo-3-7b",
     "glm-4-9b",
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "olmoe-1b-7b",
 ]
 T5 = ["t5-611m", "t5-2b", "t5-11b"]
 REGNETS = ["regnet-x-400mf", "regnet-y-400mf", "regnet-9b"]
@@ -84,11 +89,21 @@ def windows(config):
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
+def weights_of_token(mlp, config):
+    """The weights of the router and of the experts that multiply one token; 0 of a layer without experts."""
+    if not hasattr(mlp, "experts"):
+        return 0
+    of_all = mlp.experts.gate_up_proj.numel() + mlp.experts.down_proj.numel()
+    experts = mlp.experts.gate_up_proj.shape[0]
+    return mlp.gate.weight.numel() + of_all // experts * config.num_experts_per_tok
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_flops_are_those_of_linear_layers_and_attention(name):
     facts = our_facts(name, *LENGTHS)
     model = transformers_model(facts["config"])
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    weights += sum(weights_of_token(layer.mlp, model.config) for layer in model.model.layers)
     widths = [layer.self_attn.o_proj.in_features for layer in model.model.layers]  # of all heads together
     for length in LENGTHS:
         keys = [min(length, window or length) for window in windows(model.config)]

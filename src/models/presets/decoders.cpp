@@ -140,6 +140,33 @@ json smollm3_settings() {
       {"rms_norm_eps", 1e-6}, {"rope_theta", 5000000.0}, {"no_rope_layer_interval", 4}, {"tie_word_embeddings", true}};
 }
 
+// Experts of a layer, and of a token.
+json experts(const char* key, int64_t count, int64_t per_token) {
+  return {{key, count}, {"num_experts_per_tok", per_token}};
+}
+
+json qwen3_moe_settings(int64_t width_of_expert) {
+  json settings = changed_settings(qwen3_settings(false), experts("num_experts", 128, 8));
+  return changed_settings(settings, {{"moe_intermediate_size", width_of_expert}, {"norm_topk_prob", true}});
+}
+
+json qwen2_moe_settings() {
+  return changed_settings(qwen2_settings(false), {{"num_experts", 60},
+                                                  {"num_experts_per_tok", 4},
+                                                  {"moe_intermediate_size", 1408},
+                                                  {"shared_expert_intermediate_size", 5632},
+                                                  {"norm_topk_prob", false}});
+}
+
+json olmoe_settings() {
+  json settings = changed_settings(experts("num_experts", 64, 8), {{"norm_topk_prob", false}});
+  return changed_settings(settings, {{"rms_norm_eps", 1e-5}, {"rope_theta", 10000.0}, {"tie_word_embeddings", false}});
+}
+
+json mixtral_settings() {
+  return changed_settings(mistral_settings(1000000.0, nullptr), experts("num_local_experts", 8, 2));
+}
+
 json glm4_settings() {
   return {{"head_dim", 128},        {"rms_norm_eps", 1e-5},
           {"rope_theta", 10000.0},  {"partial_rotary_factor", 0.5},
@@ -191,6 +218,15 @@ std::vector<Preset> decoder_presets() {
       make("olmo-2-7b", "allenai/OLMo-2-1124-7B", "olmo2", {100352, 4096, 11008, 32, 32, 32, 4096}, olmo_settings()),
       make("olmo-3-7b", "allenai/Olmo-3-1025-7B", "olmo3", {100278, 4096, 11008, 32, 32, 32, 65536}, olmo3_settings()),
       make("glm-4-9b", "zai-org/GLM-4-9B-0414", "glm4", {151552, 4096, 13696, 40, 32, 2, 32768}, glm4_settings()),
+      make("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {32000, 4096, 14336, 32, 32, 8, 32768},
+           mixtral_settings()),
+      make("qwen1.5-moe-a2.7b", "Qwen/Qwen1.5-MoE-A2.7B", "qwen2_moe", {151936, 2048, 5632, 24, 16, 16, 8192},
+           qwen2_moe_settings()),
+      make("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {151936, 2048, 6144, 48, 32, 4, 40960},
+           qwen3_moe_settings(768)),
+      make("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", "qwen3_moe", {151936, 4096, 12288, 94, 64, 4, 40960},
+           qwen3_moe_settings(1536)),
+      make("olmoe-1b-7b", "allenai/OLMoE-1B-7B-0924", "olmoe", {50304, 2048, 1024, 16, 16, 16, 4096}, olmoe_settings()),
   };
 }
 
