@@ -1,6 +1,7 @@
 #include "models/experts.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
@@ -12,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -20,6 +22,8 @@ namespace fsdp::models {
 namespace {
 
 at::ScalarType wide(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+std::atomic<bool> routing_is_even = false;
 
 // Returns how many elements of `experts`, on any device, have each index: [count] int64.
 at::Tensor choices_of(const at::Tensor& experts, int64_t count) {
@@ -31,7 +35,7 @@ at::Tensor choices_of(const at::Tensor& experts, int64_t count) {
 std::vector<int64_t> counts_of(const at::Tensor& experts, int64_t count) {
   const int64_t choices = experts.numel();
   std::vector<int64_t> counts(static_cast<size_t>(count), choices / count);
-  if (experts.is_meta()) {
+  if (experts.is_meta() || routing_is_even.load()) {
     for (int64_t i = 0; i < choices % count; ++i) ++counts[static_cast<size_t>(i)];
     return counts;
   }
@@ -69,7 +73,7 @@ at::Tensor ExpertsImpl::apply(const at::Tensor& hidden_states, const at::Tensor&
 at::Tensor ExpertsImpl::forward(const at::Tensor& hidden_states, const Routing& routing) {
   const int64_t count = gate_up_proj.size(0), per_token = routing.experts.size(1);
   const at::Tensor order = std::get<1>(at::sort(routing.experts.flatten(), /*stable=*/std::optional<bool>(true)));
-  const at::Tensor tokens = order.floor_divide(per_token);
+  const at::Tensor tokens = at::div(order, per_token, "floor");
   const std::vector<int64_t> counts = counts_of(routing.experts, count);
   const std::vector<at::Tensor> inputs = hidden_states.index_select(0, tokens).split_with_sizes(counts);
   // Backward of unbind writes the gradient once, where backward of select would for each expert.
@@ -83,6 +87,8 @@ at::Tensor ExpertsImpl::forward(const at::Tensor& hidden_states, const Routing& 
   const at::Tensor weighted = (at::cat(outputs) * weights).to(hidden_states.scalar_type());
   return at::zeros_like(hidden_states).index_add_(0, tokens, weighted);
 }
+
+void assume_even_routing() { routing_is_even = true; }
 
 at::Tensor load_balancing_loss(const std::vector<at::Tensor>& logits, int64_t experts_per_token) {
   TORCH_CHECK(!logits.empty(), "load_balancing_loss: there are no logits");

@@ -50,7 +50,7 @@ class ExpertsImpl : public torch::nn::Module {
               const at::TensorOptions& options);
   // Returns for each token the weighted sum of its experts' outputs: [tokens, hidden_size]. Tokens are sorted by
   // expert, and each expert that has any multiplies them at once; how many each has is known to the host first, which
-  // waits for the device. On the meta device all experts have equally many.
+  // waits for the device. On the meta device, and after assume_even_routing(), all experts have equally many.
   at::Tensor forward(const at::Tensor& hidden_states, const Routing& routing);
 
   at::Tensor gate_up_proj, down_proj;
@@ -62,6 +62,10 @@ class ExpertsImpl : public torch::nn::Module {
   Activation activation_;
 };
 TORCH_MODULE(Experts);
+
+// From now on, all experts of a layer have equally many tokens in this process, whatever its routers choose: for
+// processes that compute sizes and times without values, as `fsdp plan` does. May be called from any thread.
+void assume_even_routing();
 
 // Returns the load-balancing loss of Fedus et al., Switch Transformers, 2021, equations 4 to 6, over the tokens of all
 // layers: the number of experts times the sum over experts of the share of choices that fell on it and its mean

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <utility>
 
+#include "models/experts.h"
 #include "planner/device/attention.h"
 #include "planner/device/memory_kernels.h"
 #include "planner/device/planned_kernels.h"
@@ -132,6 +133,7 @@ void register_device() {
 }  // namespace
 
 void begin_planning() {
+  models::assume_even_routing();
   static std::once_flag registered;
   std::call_once(registered, register_device);
 }

@@ -230,6 +230,7 @@ ShapeFunction find_shape_function(const c10::OperatorName& operation) {
       {"aten::prod", &number_of_first},
       {"aten::where.self", &where},
       {"aten::logical_or", &bools_of_two},
+      {"aten::logical_and", &bools_of_two},
       {"aten::logical_not", &bools_like_first},
       {"aten::index_select", &index_select},
       {"aten::native_layer_norm", &layer_norm},
