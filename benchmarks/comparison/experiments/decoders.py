@@ -1,19 +1,13 @@
 """Experiment 7: decoders of today, dense and with experts, beside PyTorch's ways to train those of transformers."""
 
 from comparison import network, plots, runner, tables, workbench
-from comparison.jobs import DDP, FSDP1, FSDP2, OURS, PLAIN, variant
+from comparison.experiments.one_host import TOGETHER, without_uncounted
+from comparison.jobs import FSDP2, OURS, PLAIN, variant
 from comparison.models import model
 
 TITLE = "Qwen 3, dense and with experts"
 
 ALONE = (variant(PLAIN, strategy="no_shard"), variant(OURS, strategy="no_shard"))
-TOGETHER = (
-    variant(OURS, "shared memory", backend="shm"),
-    variant(OURS, "Gloo"),
-    variant(DDP, strategy="no_shard"),
-    variant(FSDP1),
-    variant(FSDP2),
-)
 COLUMNS = (
     ("s a step", "step_seconds", "{:.3f}"),
     ("CPU s a step", "cpu_seconds", "{:.3f}"),
@@ -90,14 +84,6 @@ def run(call):
                 for ranks in (1, *counts)
             ]
         return workbench.complete(without_uncounted(runner.measure_groups(call.setting, groups)))
-
-
-def without_uncounted(rows):
-    """Memory that ranks share comes from no allocator, so what theirs counts is not what the other rows' do."""
-    for row in rows:
-        for figures in row["rounds"] if row["job"]["backend"] == "shm" else ():
-            figures.pop("allocated_mib", None)
-    return rows
 
 
 def report(rows):
