@@ -140,17 +140,19 @@ std::optional<Scaling> object_under(const ConfigReader& config, const std::strin
   return Scaling{ConfigReader(config.at(key), config.where() + ": " + key), of_layer_type};
 }
 
+bool has_older_spelling(const ConfigReader& config) {
+  return config.has("rope_scaling") && !config.at("rope_scaling").empty();
+}
+
 std::optional<Scaling> scaling_of(const ConfigReader& config) {
-  const bool has_parameters = config.has("rope_parameters");
-  if (config.has("rope_scaling") && !config.at("rope_scaling").empty()) {
-    return object_under(config, "rope_scaling", /*of_layer_type=*/false);
-  }
-  return has_parameters ? object_under(config, "rope_parameters", /*of_layer_type=*/false) : std::nullopt;
+  config.has("rope_parameters");  // counts as read, even where the older spelling wins
+  const char* key = has_older_spelling(config) ? "rope_scaling" : "rope_parameters";
+  return object_under(config, key, /*of_layer_type=*/false);
 }
 
 std::optional<Scaling> scaling_of_layer_type(const ConfigReader& config, const std::string& layer_type,
                                              bool takes_scaling) {
-  const bool has_older = config.has("rope_scaling") && !config.at("rope_scaling").empty();
+  const bool has_older = has_older_spelling(config);
   if (const auto types = object_under(config, "rope_parameters", /*of_layer_type=*/false)) {
     for (const auto& [key, value] : config.at("rope_parameters").items()) {
       if (key == "full_attention" || key == "sliding_attention") continue;

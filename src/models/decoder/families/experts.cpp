@@ -58,14 +58,6 @@ void parse_sparse_layers(const ConfigReader& config, DecoderConfig& decoder) {
   }
 }
 
-void parse_rope(const ConfigReader& config, DecoderConfig& decoder, const RopeFamily& family = {}) {
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings, family)};
-}
-
-void set_window_of_all(std::optional<int64_t> window, DecoderConfig& decoder) {
-  for (DecoderLayerConfig& layer : decoder.layers) layer.window = window;
-}
-
 }  // namespace
 
 DecoderConfig parse_mixtral(const ConfigReader& config) {
@@ -87,11 +79,9 @@ DecoderConfig parse_qwen2_moe(const ConfigReader& config) {
   decoder.activation = parse_activation(config, "hidden_act", "silu");
   decoder.query_key_value_bias = config.boolean("qkv_bias", true);
   parse_rope(config, decoder);
-  const bool has_window = config.boolean("use_sliding_window", false);
   // Without windows transformers writes 0.
-  const bool is_zero = !has_window && config.integer("sliding_window") == 0;
-  const std::optional<int64_t> sliding_window = is_zero ? std::nullopt : parse_window(config, 4096);
-  const std::optional<int64_t> window = has_window ? sliding_window : std::nullopt;
+  const bool is_zero = !config.boolean("use_sliding_window", false) && config.integer("sliding_window") == 0;
+  const std::optional<int64_t> window = is_zero ? std::nullopt : parse_used_window(config, 4096);
   const auto end = config.integer("max_window_layers").value_or(28);
   const auto types = parse_layer_types(config, decoder.layers.size(),
                                        [&](size_t i) { return window && i % 2 == 0 && static_cast<int64_t>(i) < end; });
@@ -111,10 +101,8 @@ DecoderConfig parse_qwen3_moe(const ConfigReader& config) {
   decoder.query_key_norm = QueryKeyNorm::kHead;
   parse_attention_bias(config, decoder);
   parse_rope(config, decoder);
-  const bool has_window = config.boolean("use_sliding_window", false);
-  const std::optional<int64_t> window = parse_window(config, 4096);
+  set_window_of_all(parse_used_window(config, 4096), decoder);
   config.integer("max_window_layers");  // published folders have it, and transformers does not read it
-  if (has_window) set_window_of_all(window, decoder);
   parse_experts(config, {.experts = 128, .experts_per_token = 8}, decoder);
   parse_renormalization(config, decoder);
   decoder.experts->intermediate_size = config.positive_integer("moe_intermediate_size", 768);

@@ -64,7 +64,7 @@ DecoderConfig parse_gemma(const ConfigReader& config) {
   // Published folders say gelu and mean its approximation by tanh.
   if (decoder.activation == "gelu") decoder.activation = kActivation;
   check_other_activation(config, "hidden_activation", decoder);
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings)};
+  parse_rope(config, decoder);
   return decoder;
 }
 
@@ -72,7 +72,7 @@ DecoderConfig parse_gemma2(const ConfigReader& config) {
   DecoderConfig decoder = parse_gemma2_common(config, "gemma2", {.max_position_embeddings = 8192});
   decoder.attention_softcap = parse_softcap(config, "attn_logit_softcapping", 50.0);
   decoder.logits.softcap = parse_softcap(config, "final_logit_softcapping", 30.0);
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings)};
+  parse_rope(config, decoder);
   const auto types = parse_layer_types(config, decoder.layers.size(), [](size_t i) { return i % 2 == 0; });
   const std::optional<int64_t> window = parse_window(config, 4096);
   set_windows(config, types, window, decoder);
@@ -99,7 +99,7 @@ DecoderConfig parse_gemma3_text(const ConfigReader& config) {
                                "rope_theta", 1000000.0, /*takes_scaling=*/true),
       parse_rope_of_layer_type(config, "sliding_attention", decoder.head_dim, decoder.max_position_embeddings,
                                "rope_local_base_freq", 10000.0, /*takes_scaling=*/false)};
-  for (size_t i = 0; i < types.size(); ++i) decoder.layers[i].rope = types[i] == "full_attention" ? 0 : 1;
+  set_ropes_by_type(types, decoder);
   return decoder;
 }
 

@@ -14,9 +14,7 @@ DecoderConfig parse_glm4(const ConfigReader& config) {
   decoder.query_key_value_bias = config.boolean("attention_bias", true);
   decoder.fused_gate_up = true;
   decoder.norms = {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"};
-  decoder.ropes = {
-      parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings,
-                        {.partial_rotary_factor = 0.5, .may_be_partial = true, .pairs = RopePairs::kNeighbours})};
+  parse_rope(config, decoder, {.partial_rotary_factor = 0.5, .may_be_partial = true, .pairs = RopePairs::kNeighbours});
   return decoder;
 }
 

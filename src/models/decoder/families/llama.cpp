@@ -1,5 +1,4 @@
 // Llama, and the families that differ from it by a few defaults.
-#include "models/activations.h"
 #include "models/decoder/families/parsers.h"
 
 namespace fsdp::models::families {
@@ -7,17 +6,11 @@ namespace {
 
 // Layers from max_window_layers on have a window, if use_sliding_window says so.
 void parse_qwen_windows(const ConfigReader& config, DecoderConfig& decoder) {
-  const bool has_window = config.boolean("use_sliding_window", false);
-  const std::optional<int64_t> sliding_window = parse_window(config, 4096);
-  const std::optional<int64_t> window = has_window ? sliding_window : std::nullopt;
+  const std::optional<int64_t> window = parse_used_window(config, 4096);
   const auto first = config.integer("max_window_layers").value_or(28);
   const auto types = parse_layer_types(config, decoder.layers.size(),
                                        [&](size_t i) { return window && static_cast<int64_t>(i) >= first; });
   set_windows(config, types, window, decoder);
-}
-
-void parse_rope(const ConfigReader& config, DecoderConfig& decoder, const RopeFamily& family = {}) {
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings, family)};
 }
 
 }  // namespace
@@ -59,8 +52,7 @@ DecoderConfig parse_mistral(const ConfigReader& config) {
   decoder.activation = parse_activation(config, "hidden_act", "silu");
   parse_rope(config, decoder);
   if (config.has("layer_types")) config.refuse("layer_types", "absent: models that have it are of type ministral");
-  const std::optional<int64_t> window = parse_window(config, 4096);
-  for (DecoderLayerConfig& layer : decoder.layers) layer.window = window;
+  set_window_of_all(parse_window(config, 4096), decoder);
   return decoder;
 }
 

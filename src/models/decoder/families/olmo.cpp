@@ -19,7 +19,7 @@ DecoderConfig parse_olmo_common(const ConfigReader& config, const char* model_ty
 
 DecoderConfig parse_olmo2(const ConfigReader& config) {
   DecoderConfig decoder = parse_olmo_common(config, "olmo2");
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings)};
+  parse_rope(config, decoder);
   decoder.ropes.front().keeps_fp32 = true;
   return decoder;
 }
@@ -34,7 +34,7 @@ DecoderConfig parse_olmo3(const ConfigReader& config) {
                    parse_rope_of_layer_type(config, "sliding_attention", decoder.head_dim,
                                             decoder.max_position_embeddings, "", 500000.0, /*takes_scaling=*/false)};
   for (RopeConfig& rope : decoder.ropes) rope.keeps_fp32 = true;
-  for (size_t i = 0; i < types.size(); ++i) decoder.layers[i].rope = types[i] == "full_attention" ? 0 : 1;
+  set_ropes_by_type(types, decoder);
   return decoder;
 }
 

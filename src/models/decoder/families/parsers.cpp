@@ -84,10 +84,20 @@ void parse_attention_bias(const ConfigReader& config, DecoderConfig& decoder) {
   decoder.query_key_value_bias = decoder.output_bias = config.boolean("attention_bias", false);
 }
 
+void parse_rope(const ConfigReader& config, DecoderConfig& decoder, const RopeFamily& family) {
+  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings, family)};
+}
+
 std::optional<int64_t> parse_window(const ConfigReader& config, std::optional<int64_t> default_value) {
   const std::string key = "sliding_window";
   if (config.is_null(key) || (!config.has(key) && !default_value)) return std::nullopt;
   return config.positive_integer(key, default_value);
+}
+
+std::optional<int64_t> parse_used_window(const ConfigReader& config, std::optional<int64_t> default_value) {
+  const bool is_used = config.boolean("use_sliding_window", false);
+  const std::optional<int64_t> window = parse_window(config, default_value);
+  return is_used ? window : std::nullopt;
 }
 
 void set_windows(const ConfigReader& config, const std::vector<std::string>& layer_types, std::optional<int64_t> window,
@@ -101,6 +111,14 @@ void set_windows(const ConfigReader& config, const std::vector<std::string>& lay
     }
     decoder.layers[i].window = window;
   }
+}
+
+void set_window_of_all(std::optional<int64_t> window, DecoderConfig& decoder) {
+  for (DecoderLayerConfig& layer : decoder.layers) layer.window = window;
+}
+
+void set_ropes_by_type(const std::vector<std::string>& layer_types, DecoderConfig& decoder) {
+  for (size_t i = 0; i < layer_types.size(); ++i) decoder.layers[i].rope = layer_types[i] == "full_attention" ? 0 : 1;
 }
 
 }  // namespace fsdp::models::families

@@ -40,8 +40,14 @@ void refuse_unless(const ConfigReader& config, const std::string& key, const nlo
 // Reads attention_bias, which is the bias of all four projections.
 void parse_attention_bias(const ConfigReader& config, DecoderConfig& decoder);
 
+// Reads one rotary embedding for all layers.
+void parse_rope(const ConfigReader& config, DecoderConfig& decoder, const RopeFamily& family = {});
+
 // Reads sliding_window: an absent key is `default_value`, a null value no window.
 std::optional<int64_t> parse_window(const ConfigReader& config, std::optional<int64_t> default_value);
+
+// Reads sliding_window, too, but returns it only if use_sliding_window is true.
+std::optional<int64_t> parse_used_window(const ConfigReader& config, std::optional<int64_t> default_value);
 
 // Reads layer_types, or returns default_type(index) for each layer. Names of types are those of transformers.
 template <typename DefaultType>
@@ -55,6 +61,11 @@ std::vector<std::string> parse_layer_types(const ConfigReader& config, size_t la
 // Gives the layers of type sliding_attention the window, which such layers need.
 void set_windows(const ConfigReader& config, const std::vector<std::string>& layer_types, std::optional<int64_t> window,
                  DecoderConfig& decoder);
+
+void set_window_of_all(std::optional<int64_t> window, DecoderConfig& decoder);
+
+// Gives layers of type full_attention the first rotary embedding of the config, and others the second.
+void set_ropes_by_type(const std::vector<std::string>& layer_types, DecoderConfig& decoder);
 
 // The parsers.
 DecoderConfig parse_llama(const ConfigReader& config);

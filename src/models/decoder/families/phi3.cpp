@@ -12,13 +12,11 @@ DecoderConfig parse_phi3(const ConfigReader& config) {
   if (config.number("embd_pdrop", 0.0, 0.0, 1.0) != 0.0) {
     config.refuse("embd_pdrop", "0 or absent: transformers does not apply it");
   }
-  decoder.ropes = {parse_rope_config(
-      config, decoder.head_dim, decoder.max_position_embeddings,
-      {.may_be_partial = true, .knows_only_longrope = true, .original_max_position_embeddings = 4096})};
+  parse_rope(config, decoder,
+             {.may_be_partial = true, .knows_only_longrope = true, .original_max_position_embeddings = 4096});
   for (const char* key : {"attention_bias", "mlp_bias", "lm_head_bias"}) refuse_unless(config, key, false);
   for (const char* key : {"full_attn_mod", "interpolate_factor"}) refuse_unless(config, key, 1);
-  const std::optional<int64_t> window = parse_window(config, std::nullopt);
-  for (DecoderLayerConfig& layer : decoder.layers) layer.window = window;
+  set_window_of_all(parse_window(config, std::nullopt), decoder);
   return decoder;
 }
 

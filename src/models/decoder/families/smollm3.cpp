@@ -32,12 +32,10 @@ DecoderConfig parse_smollm3(const ConfigReader& config) {
   decoder.activation = parse_activation(config, "hidden_act", "silu");
   parse_attention_bias(config, decoder);
   decoder.mlp_bias = config.boolean("mlp_bias", false);
-  decoder.ropes = {parse_rope_config(config, decoder.head_dim, decoder.max_position_embeddings, {.theta = 2000000.0})};
+  parse_rope(config, decoder, {.theta = 2000000.0});
   config.integer("max_window_layers");  // published folders have it, and transformers does not read it
   const std::vector<bool> rotated = rotated_layers(config, decoder.layers.size());
-  const bool has_window = config.boolean("use_sliding_window", false);
-  const std::optional<int64_t> sliding_window = parse_window(config, std::nullopt);
-  const std::optional<int64_t> window = has_window ? sliding_window : std::nullopt;
+  const std::optional<int64_t> window = parse_used_window(config, std::nullopt);
   for (size_t i = 0; i < decoder.layers.size(); ++i) {
     if (!rotated[i]) decoder.layers[i].rope.reset();
   }
