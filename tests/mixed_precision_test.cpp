@@ -243,6 +243,29 @@ TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
   at::removeCallback(handle);
 }
 
+// ---------------------------------------------------------------- writes in a wider dtype
+
+// Two elements over four ranks: two ranks hold none of the parameter, and must come to the same gathers as the others.
+TEST(WritesInAWiderDtype, AreRoundedAsTheShardsAreOnAllRanks) {
+  run_ranks(4, [](Ranks world) {
+    torch::manual_seed(1);
+    torch::nn::Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
+    const torch::Tensor rounded = (linear->weight.detach().to(at::kDouble) * 0.3).to(at::kFloat).to(at::kDouble);
+    Options options;
+    options.communicator = world;
+    options.param_dtype = at::kDouble;
+    auto sharded = fully_shard(*linear, options);
+    const torch::Tensor input = torch::tensor({{1.0, 2.0}}, at::kDouble);
+    linear->forward(input).sum().backward();
+    sharded->with_full_params([&] {
+      const torch::NoGradGuard no_grad;
+      linear->weight.mul_(0.3);
+    });
+    EXPECT_TRUE(torch::equal(linear->forward(input).detach(), input.matmul(rounded.t())));
+    EXPECT_TRUE(torch::equal(weights_of(*sharded).at("weight").to(at::kDouble), rounded));
+  });
+}
+
 // ---------------------------------------------------------------- gradients in low precision
 
 TEST(LowPrecisionGradients, ReachTheOptimizerAsTheyWereReduced) {

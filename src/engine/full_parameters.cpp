@@ -115,6 +115,17 @@ void write_back_flat(const flat::FlatParameter& flat, const at::Tensor& full) {
   flat.shard().copy_(at::where(written, own.to(flat.dtypes().shard), flat.shard()));
 }
 
+// Values that were written in a dtype that the shards' does not contain become those that the next gather would give.
+// Otherwise a unit that stays gathered would compute with other values than its shards have.
+void round_as_shards(const flat::FlatParameter& flat, const at::Tensor& full) {
+  const at::ScalarType shard = flat.dtypes().shard;
+  if (c10::promoteTypes(shard, full.scalar_type()) == shard) return;
+  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
+    const at::Tensor value = flat.view_in(full, i);
+    value.copy_(value.to(shard));
+  }
+}
+
 // Copies what was written to the gathered parameters of a pinned unit to its shards.
 void write_back(Engine& engine, Unit& unit) {
   base::MutexLock lock(unit.mutex);
@@ -124,7 +135,10 @@ void write_back(Engine& engine, Unit& unit) {
   seams::CleanDispatchGuard clean;
   unit.await_readers();
   for (const auto& flat : unit.flat_parameters()) {
-    if (const at::Tensor& full = unit.buffers.of(*flat); full.defined()) write_back_flat(*flat, full);
+    if (const at::Tensor& full = unit.buffers.of(*flat); full.defined()) {
+      write_back_flat(*flat, full);
+      round_as_shards(*flat, full);
+    }
     seams::bump_version(flat->shard());
   }
   unit.versions.invalidate_saved_values();
