@@ -32,20 +32,18 @@ bool written_on_all_ranks(const Unit& unit) FSDP_REQUIRES(unit.mutex) {
   return true;
 }
 
-// Other ranks do not come to a gather if they have not written.
-template <typename Gather>
-void explaining_why_anew(const Unit& unit, const Gather& gather) FSDP_REQUIRES(unit.mutex) {
+// Adds to the error that is being handled: other ranks do not come to a gather if they have not written.
+void explain_why_anew(const Unit& unit) FSDP_REQUIRES(unit.mutex) {
+  if (!unit.versions.replaces_kept()) return;
   try {
-    gather();
-  } catch (c10::Error& error) {
-    if (unit.versions.replaces_kept()) {
-      error.add_context(c10::str(
-          unit.where(),
-          ": it was being gathered anew, because this rank's part of it was written while gathered parameters were "
-          "kept. All ranks must write at the same point of the program, or release the unit (reshard) after the "
-          "write"));
-    }
     throw;
+  } catch (c10::Error& error) {
+    error.add_context(c10::str(
+        unit.where(),
+        ": it was being gathered anew, because this rank's part of it was written while gathered parameters were "
+        "kept. All ranks must write at the same point of the program, or release the unit (reshard) after the "
+        "write"));
+  } catch (...) {  // has no contexts
   }
 }
 
@@ -276,7 +274,12 @@ void Gatherer::issue_gather(Unit& unit) {
     tree_.order_gathers_after_writes();
   }
   watch_shards(unit);
-  explaining_why_anew(unit, [&] { all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_); });
+  try {
+    all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_);
+  } catch (...) {
+    explain_why_anew(unit);
+    throw;
+  }
   unit.versions.note_first_seen();
   unit.times.note_issued(pass, trace_.now());
   trace_.record(TraceTrack::kLimiter, unit.name(), pass, unit.times.take_held_back());
@@ -287,8 +290,9 @@ void Gatherer::issue_gather(Unit& unit) {
 void Gatherer::finish_gather(Unit& unit) {
   const int64_t waiting = trace_.now();
   try {
-    explaining_why_anew(unit, [&] { unit.buffers.finish_gather(memory_.parameters()); });
+    unit.buffers.finish_gather(memory_.parameters());
   } catch (...) {
+    explain_why_anew(unit);
     remove_from_residency(unit);
     throw;
   }
