@@ -145,7 +145,9 @@ void ConfigReader::refuse_all_but(const char* model, const std::vector<std::stri
 
 void ConfigReader::refuse_unread(const std::string& model, const std::set<std::string>& harmless) const {
   for (const auto& [key, value] : object_.items()) {
-    if (value.is_null() || is_of_every_config(key) || harmless.count(key) != 0 || read_.count(key) != 0) continue;
+    const bool is_private = key.starts_with('_');  // transformers' notes on how a model was loaded
+    if (value.is_null() || is_private || is_of_every_config(key)) continue;
+    if (harmless.count(key) != 0 || read_.count(key) != 0) continue;
     refuse(key, c10::str("absent: a model of type ", model, " does not do what this key asks for"));
   }
 }

@@ -50,8 +50,8 @@ class ConfigReader {
   // Throws if the object has a key that is neither in `own`, the keys of `model`, nor common to the folders of all
   // models.
   void refuse_all_but(const char* model, const std::vector<std::string>& own) const;
-  // Throws if the object has a key that nobody has asked this reader for, other than those in `harmless` and those
-  // common to the folders of all models. `model` is the name used in the error.
+  // Throws if the object has a key that nobody has asked this reader for, other than those in `harmless`, those common
+  // to the folders of all models, and those that begin with "_". `model` is the name used in the error.
   void refuse_unread(const std::string& model, const std::set<std::string>& harmless) const;
   // Throws if the config asks for quantized weights, which no model here supports.
   void refuse_quantized() const;

@@ -95,7 +95,7 @@ TEST(ModelConfigReader, ChoicesHaveACountAndAcceptedNames) {
 TEST(ModelConfigReader, UnreadKeysAreErrors) {
   const json object{{"model_type", "gemma"}, {"dtype", "bfloat16"}, {"use_cache", true},
                     {"null", nullptr},       {"read", 1},           {"asked", 2},
-                    {"nullness", 3},         {"other", 4}};
+                    {"nullness", 3},         {"other", 4},          {"_model_name_or_path", "a run"}};
   const auto error = [&](const std::vector<std::string>& asked) {
     return error_of([&] {
       const ConfigReader reader(object, "config.json");
