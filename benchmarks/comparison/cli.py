@@ -97,7 +97,7 @@ def main(arguments):
 
 
 def measure(options, arguments):
-    with TorchRanks(MODELS[options.budget]) as torch_ranks:
+    with TorchRanks(kinds_of_models(options)) as torch_ranks:
         setting = Setting(
             options.build_dir, options.folder, options.rounds, options.threads, options.timeout, torch_ranks
         )
@@ -106,6 +106,12 @@ def measure(options, arguments):
         about = machine.about(arguments, options.threads)
         for experiment in chosen(options.experiment):
             results.write(options.out, experiment, EXPERIMENTS[experiment].run(call), about)
+
+
+def kinds_of_models(options):
+    """Of all runs but those of single experiments' odd models, which import their code themselves."""
+    decoders = EXPERIMENTS["7"].MODELS[options.budget] if "7" in chosen(options.experiment) else ()
+    return [*MODELS[options.budget], *(spec.kind for spec in decoders)]
 
 
 def check_programs(build_dir):

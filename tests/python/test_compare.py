@@ -223,7 +223,7 @@ def test_ranks_of_a_namespace_are_a_host():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--experiment", "7"], "invalid choice: '7'"),
+        (["--experiment", "seven"], "invalid choice: 'seven'"),
         (["--budget", "huge"], "invalid choice: 'huge'"),
         (["--rounds", "0"], "0 is not positive"),
         (["--build-dir", "/nowhere"], "/nowhere lacks compare_ours"),
