@@ -133,10 +133,18 @@ def registered_programs(build_dir, reports):
     return [registered_program(test, reports) for test in json.loads(listing.stdout)["tests"]]
 
 
-def pytest_program(folder, reports):
-    report = reports / "pytest.xml"
-    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-ra", f"--junitxml={report}", "--timeout=600"]
-    return Program("pytest", command, report, parse_junit_xml, labels=("python",))
+def pytest_programs(folder, reports):
+    """The Python tests as two programs that may run at the same time: those of the Python package, and the others."""
+    files = sorted(str(path) for path in Path(folder).rglob("test_*.py"))
+    of_package = [path for path in files if re.match(r"test_(package|adversarial)_", Path(path).name)]
+    parts = {"pytest_package": of_package, "pytest": [path for path in files if path not in of_package]}
+    return [pytest_program(name, chosen, reports) for name, chosen in parts.items() if chosen]
+
+
+def pytest_program(name, files, reports):
+    report = reports / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", *files, "-q", "-ra", f"--junitxml={report}", "--timeout=600"]
+    return Program(name, command, report, parse_junit_xml, labels=("python",))
 
 
 def fuzz_program(folder, reports):
@@ -328,7 +336,7 @@ def main():
 
     with tempfile.TemporaryDirectory(prefix="fsdp-tests-") as folder:
         reports = Path(folder)
-        programs = [pytest_program(options.pytest, reports)] if options.pytest else []
+        programs = pytest_programs(options.pytest, reports) if options.pytest else []
         programs += [fuzz_program(options.fuzz_dir, reports)] if options.fuzz_dir else []
         durations_path = options.build_dir / "test_durations.json"
         durations = read_durations(durations_path)

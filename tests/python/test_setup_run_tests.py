@@ -172,9 +172,10 @@ def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
     (folder / "test_some.py").write_text(
         "import pytest\n@pytest.mark.parametrize('value', [1, 2])\ndef test_small(value): assert value < 2\n"
     )
+    (folder / "test_package_some.py").write_text("def test_of_package(): pass\ndef test_wrong(): assert False\n")
     result = run_tests({"a_test": PASSING}, "--pytest", folder)
-    assert last_line(result) == "2 passed, 1 failed, 1 skipped"
-    assert "test_small[2]" in result.stdout
+    assert last_line(result) == "3 passed, 2 failed, 1 skipped"
+    assert "test_small[2]" in result.stdout and "pytest_package: 1 passed, 1 failed" in result.stdout
 
 
 @pytest.mark.parametrize(
