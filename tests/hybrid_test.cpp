@@ -4,6 +4,7 @@
 #include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
 #include "fsdp/backends.h"
+#include "fsdp/device_mesh.h"
 #include "fsdp/fully_shard.h"
 #include "support/faults/error_of.h"
 #include "support/nets/even_chain.h"
@@ -238,6 +239,26 @@ TEST(HybridMesh, StrategiesMix) {
       EXPECT_TRUE(torch::allclose(weights.at(name), tensor, 1e-12, 1e-14)) << name;
     }
   });
+}
+
+// ---------------------------------------------------------------- among other dimensions
+
+// The ranks of each coordinate of pp train as if they were alone.
+TEST(DeviceMeshOfOtherDimensions, ItsDataParallelRanksTrainAsAloneTheyWould) {
+  for (ShardingStrategy strategy : {kFullShard, kHybridShard}) {
+    const int replicas = is_hybrid(strategy) ? 2 : 1;
+    std::map<std::string, torch::Tensor> alone;
+    run_ranks(2 * replicas, [&](Ranks world) {
+      const ProcessMesh mesh = is_hybrid(strategy) ? make_mesh(world, 2) : ProcessMesh{.world = world};
+      const auto weights = weights_after_steps(world, options_on(mesh, strategy));
+      if (world->rank() == 0) alone = weights;
+    });
+    run_ranks(4 * replicas, [&](Ranks world) {
+      DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_replicate", replicas}, {"dp_shard", -1}});
+      const ProcessMesh data = mesh.data_parallel();
+      expect_same(weights_after_steps(data.world, options_on(data, strategy)), alone);
+    });
+  }
 }
 
 // ---------------------------------------------------------------- order
