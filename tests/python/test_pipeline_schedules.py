@@ -108,7 +108,7 @@ def test_stages_lie_as_torch_places_them(ours):
 
 
 def test_torch_runs_every_schedule_to_its_end(ours):
-    for case, answer in ours.items():
+    for answer in ours.values():
         if "error" in answer:
             continue
         orders = {
