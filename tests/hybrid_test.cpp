@@ -249,7 +249,7 @@ TEST(DeviceMeshOfOtherDimensions, ItsDataParallelRanksTrainAsAloneTheyWould) {
     const int replicas = is_hybrid(strategy) ? 2 : 1;
     std::map<std::string, torch::Tensor> alone;
     run_ranks(2 * replicas, [&](Ranks world) {
-      const ProcessMesh mesh = is_hybrid(strategy) ? make_mesh(world, 2) : ProcessMesh{.world = world};
+      const ProcessMesh mesh = is_hybrid(strategy) ? make_mesh(world, 2) : ProcessMesh{world, nullptr, nullptr};
       const auto weights = weights_after_steps(world, options_on(mesh, strategy));
       if (world->rank() == 0) alone = weights;
     });

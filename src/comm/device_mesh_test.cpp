@@ -34,7 +34,8 @@ TEST(DeviceMesh, IsNumberedRowByRow) {
     EXPECT_EQ(ranks_in(*mesh.group("pp"), rank), c10::str(p, " ", p + 4, " "));
     EXPECT_EQ(ranks_in(*mesh.group("cp"), rank), c10::str(rank, " "));
     EXPECT_EQ(mesh.group("pp")->rank(), mesh.rank("pp"));
-    if (rank == 5) EXPECT_EQ(mesh.where(), "rank 5 (pp 1, dp_shard 0, tp 1)");
+    EXPECT_EQ(mesh.where(), mesh.where(rank));
+    EXPECT_EQ(mesh.where(5), "rank 5 (pp 1, dp_shard 0, tp 1)");
     EXPECT_EQ(mesh.where(2), "rank 2 (pp 0, dp_shard 1, tp 0)");
   });
 }
