@@ -247,16 +247,22 @@ TEST(HybridMesh, StrategiesMix) {
 TEST(DeviceMeshOfOtherDimensions, ItsDataParallelRanksTrainAsAloneTheyWould) {
   for (ShardingStrategy strategy : {kFullShard, kHybridShard}) {
     const int replicas = is_hybrid(strategy) ? 2 : 1;
+    const auto options_of = [&](const ProcessMesh& mesh) {
+      Options options = options_on(mesh, strategy);
+      options.communicator = mesh.world;
+      if (!mesh.is_2d()) options.mesh.reset();
+      return options;
+    };
     std::map<std::string, torch::Tensor> alone;
     run_ranks(2 * replicas, [&](Ranks world) {
-      const ProcessMesh mesh = is_hybrid(strategy) ? make_mesh(world, 2) : ProcessMesh{world, nullptr, nullptr};
-      const auto weights = weights_after_steps(world, options_on(mesh, strategy));
+      const auto mesh = is_hybrid(strategy) ? make_mesh(world, 2) : ProcessMesh{world, nullptr, nullptr};
+      const auto weights = weights_after_steps(world, options_of(mesh));
       if (world->rank() == 0) alone = weights;
     });
     run_ranks(4 * replicas, [&](Ranks world) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_replicate", replicas}, {"dp_shard", -1}});
       const ProcessMesh data = mesh.data_parallel();
-      expect_same(weights_after_steps(data.world, options_on(data, strategy)), alone);
+      expect_same(weights_after_steps(data.world, options_of(data)), alone);
     });
   }
 }

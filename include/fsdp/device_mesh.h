@@ -11,7 +11,7 @@
 //   tp            tensor parallel: each holds a part of each layer; best within a host
 //
 //   auto mesh = fsdp::DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
-//   options.mesh = mesh.data_parallel();
+//   options.communicator = mesh.data_parallel().world;
 #pragma once
 
 #include <map>
@@ -50,8 +50,9 @@ class DeviceMesh {
   // one.
   std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names);
 
-  // What fully_shard takes: its `world` are the ranks of dp_replicate and dp_shard, so that parameters are sharded over
-  // these alone. Collective at the first call.
+  // The ranks over which fully_shard shards and replicates: `world` are those of dp_replicate and dp_shard, which
+  // Options::communicator takes. With dp_replicate above 1 it is 2-D, and hybrid strategies take it as Options::mesh.
+  // Collective at the first call.
   ProcessMesh data_parallel();
 
   const std::shared_ptr<Communicator>& world() const { return world_; }

@@ -12,7 +12,6 @@
 // after the other.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
@@ -47,7 +46,10 @@ struct PipelineAction {
   PipelineActionKind kind = PipelineActionKind::kForward;
   std::optional<int> micro_batch;  // none for kUnshard, kReshard and kReduceGradients
 
-  auto operator<=>(const PipelineAction&) const = default;
+  friend bool operator==(const PipelineAction& a, const PipelineAction& b) {
+    return a.stage == b.stage && a.kind == b.kind && a.micro_batch == b.micro_batch;
+  }
+  friend bool operator!=(const PipelineAction& a, const PipelineAction& b) { return !(a == b); }
 };
 
 // Stage, kind, micro-batch, as torch.distributed.pipelining writes them: "2F0", "1UNSHARD", "3SEND_F1".
