@@ -1,5 +1,6 @@
 #include "fsdp/device_mesh.h"
 
+#include "comm/testing/ranks_in.h"
 #include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::device_mesh_test {
@@ -7,16 +8,8 @@ namespace {
 
 using testing::errors_of_ranks;
 using ::testing::HasSubstr;
+using testing::ranks_in;
 using testing::run_ranks;
-
-const CollectiveId kId{"groups", 0, Pass::kUser};
-
-// Returns the numbers that the ranks of a group send, joined.
-std::string ranks_in(Communicator& group, int rank) {
-  std::string text;
-  for (const std::string& part : group.all_gather_bytes(std::to_string(rank), kId)) text += part + " ";
-  return text;
-}
 
 TEST(DeviceMesh, IsNumberedRowByRow) {
   run_ranks(8, [](std::shared_ptr<Communicator> world) {

@@ -3,6 +3,7 @@
 
 #include <barrier>
 
+#include "comm/testing/ranks_in.h"
 #include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::mesh_test {
@@ -10,17 +11,11 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::ranks_in;
 using testing::run_ranks;
 using ::testing::StartsWith;
 
 const CollectiveId kId{"groups", 0, Pass::kUser};
-
-// Returns the numbers that the ranks of a group send, joined.
-std::string ranks_in(Communicator& group, int rank) {
-  std::string text;
-  for (const std::string& part : group.all_gather_bytes(std::to_string(rank), kId)) text += part + " ";
-  return text;
-}
 
 TEST(Subgroup, ExchangesAmongItsMembersOnly) {
   run_ranks(5, [](std::shared_ptr<Communicator> world) {
