@@ -41,10 +41,13 @@ const char* to_string(PipelineActionKind kind);
 // Returns whether the kind is one of the four that compute: F, B, I, W.
 bool computes(PipelineActionKind kind);
 
+// Returns whether actions of the kind are of one micro-batch: not kUnshard, kReshard and kReduceGradients.
+bool has_micro_batch(PipelineActionKind kind);
+
 struct PipelineAction {
   int stage = 0;
   PipelineActionKind kind = PipelineActionKind::kForward;
-  std::optional<int> micro_batch;  // none for kUnshard, kReshard and kReduceGradients
+  std::optional<int> micro_batch;  // where has_micro_batch(kind)
 
   friend bool operator==(const PipelineAction& a, const PipelineAction& b) {
     return a.stage == b.stage && a.kind == b.kind && a.micro_batch == b.micro_batch;

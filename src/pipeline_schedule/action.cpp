@@ -35,10 +35,6 @@ std::optional<int> take_number(std::string_view& text) {
   return number;
 }
 
-bool is_of_whole_stage(Kind kind) {
-  return kind == Kind::kUnshard || kind == Kind::kReshard || kind == Kind::kReduceGradients;
-}
-
 }  // namespace
 
 const char* to_string(PipelineActionKind kind) {
@@ -51,6 +47,10 @@ const char* to_string(PipelineActionKind kind) {
 bool computes(PipelineActionKind kind) {
   return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kInputGradient ||
          kind == Kind::kWeightGradient;
+}
+
+bool has_micro_batch(PipelineActionKind kind) {
+  return kind != Kind::kUnshard && kind != Kind::kReshard && kind != Kind::kReduceGradients;
 }
 
 std::string to_string(const PipelineAction& action) {
@@ -67,7 +67,7 @@ PipelineAction parse_pipeline_action(std::string_view text) {
   const auto kind = std::find_if(kNames.begin(), kNames.end(), [&](const auto& one) { return one.second == name; });
   const auto micro_batch = take_number(rest);
   const bool complete = stage && kind != kNames.end() && rest.empty();
-  TORCH_CHECK(complete && micro_batch.has_value() != is_of_whole_stage(kind->first), "\"", text,
+  TORCH_CHECK(complete && micro_batch.has_value() == has_micro_batch(kind->first), "\"", text,
               "\" is no action of a pipeline: expected a stage, one of F, B, I, W, SEND_F, RECV_F, SEND_B and RECV_B, "
               "and a micro-batch, as in \"2F0\", or a stage and one of UNSHARD, RESHARD and REDUCE_GRAD");
   return {*stage, kind->first, micro_batch};

@@ -1,4 +1,5 @@
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cctype>
@@ -13,41 +14,26 @@ using pipeline_schedule::PipelineShape;
 struct KnownSchedule {
   const char* name;
   std::vector<PipelineAction> (*order)(const PipelineShape& shape, int rank);
-  int min_stages_per_rank, max_stages_per_rank;  // 0: any number
+  int stages_per_rank;  // 0: any number
   bool in_rounds = false;
   bool in_v = false;
 };
 
 const std::vector<KnownSchedule>& known_schedules() {
   static const std::vector<KnownSchedule> known = {
-      {.name = "GPipe", .order = pipeline_schedule::gpipe_order, .min_stages_per_rank = 1, .max_stages_per_rank = 1},
-      {.name = "1F1B",
-       .order = pipeline_schedule::one_forward_one_backward_order,
-       .min_stages_per_rank = 1,
-       .max_stages_per_rank = 1},
+      {.name = "GPipe", .order = pipeline_schedule::gpipe_order, .stages_per_rank = 1},
+      {.name = "1F1B", .order = pipeline_schedule::one_forward_one_backward_order, .stages_per_rank = 1},
       {.name = "Interleaved1F1B",
        .order = pipeline_schedule::interleaved_order,
-       .min_stages_per_rank = 1,
-       .max_stages_per_rank = 0,
+       .stages_per_rank = 0,
        .in_rounds = true},
       {.name = "InterleavedZeroBubble",
        .order = pipeline_schedule::interleaved_zero_bubble_order,
-       .min_stages_per_rank = 1,
-       .max_stages_per_rank = 0,
+       .stages_per_rank = 0,
        .in_rounds = true},
-      {.name = "ZBVZeroBubble",
-       .order = pipeline_schedule::zero_bubble_v_order,
-       .min_stages_per_rank = 2,
-       .max_stages_per_rank = 2,
-       .in_v = true},
+      {.name = "ZBVZeroBubble", .order = pipeline_schedule::zero_bubble_v_order, .stages_per_rank = 2, .in_v = true},
   };
   return known;
-}
-
-std::string joined_names() {
-  std::string joined;
-  for (const std::string& name : pipeline_schedule_names()) joined += (joined.empty() ? "" : ", ") + name;
-  return joined;
 }
 
 bool equal_but_for_case(std::string_view a, std::string_view b) {
@@ -59,20 +45,19 @@ const KnownSchedule& find_schedule(std::string_view name) {
   for (const KnownSchedule& known : known_schedules()) {
     if (equal_but_for_case(known.name, name)) return known;
   }
-  TORCH_CHECK(false, "unknown pipeline schedule \"", name, "\": expected one of ", joined_names());
+  TORCH_CHECK(false, "unknown pipeline schedule \"", name, "\": expected one of ",
+              c10::Join(", ", pipeline_schedule_names()));
 }
 
 void check_shape(const KnownSchedule& known, const PipelineShape& shape) {
   TORCH_CHECK(shape.ranks > 0, "a pipeline needs at least 1 rank, not ", shape.ranks);
   TORCH_CHECK(shape.micro_batches > 0, "a pipeline needs at least 1 micro-batch, not ", shape.micro_batches);
   const int stages = shape.stages_per_rank;
-  if (known.max_stages_per_rank) {
-    TORCH_CHECK(stages >= known.min_stages_per_rank && stages <= known.max_stages_per_rank, "the pipeline schedule ",
-                known.name, " takes ", known.max_stages_per_rank, known.max_stages_per_rank == 1 ? " stage" : " stages",
-                " a rank, not ", stages);
+  if (known.stages_per_rank) {
+    TORCH_CHECK(stages == known.stages_per_rank, "the pipeline schedule ", known.name, " takes ", known.stages_per_rank,
+                known.stages_per_rank == 1 ? " stage" : " stages", " a rank, not ", stages);
   } else {
-    TORCH_CHECK(stages >= known.min_stages_per_rank, "the pipeline schedule ", known.name, " takes at least ",
-                known.min_stages_per_rank, " stage a rank, not ", stages);
+    TORCH_CHECK(stages >= 1, "the pipeline schedule ", known.name, " takes at least 1 stage a rank, not ", stages);
   }
   if (known.in_rounds) {
     TORCH_CHECK(shape.micro_batches % shape.rounds() == 0, "the pipeline schedule ", known.name,

@@ -7,12 +7,6 @@
 namespace fsdp::pipeline_schedule {
 namespace {
 
-using Kind = PipelineActionKind;
-
-bool has_micro_batch(Kind kind) {
-  return kind != Kind::kUnshard && kind != Kind::kReshard && kind != Kind::kReduceGradients;
-}
-
 void check_action(const PipelineSchedule& schedule, int rank, size_t index) {
   const PipelineAction& action = schedule.of_rank[static_cast<size_t>(rank)][index];
   const auto place = [&] { return place_of(schedule, rank, index); };
