@@ -6,6 +6,7 @@
 // waited for.
 //
 // Threads: a communicator is used by one thread at a time. All ranks must issue the same collectives in the same order.
+// Messages between two ranks (send, recv) are apart from that order.
 // Each collective carries an identity that the ranks compare, so that two ranks which issue different collectives get
 // an error that names both, instead of mixed data. (When they compare: NcclOptions::compare_every_collective.)
 //
@@ -122,6 +123,23 @@ class Communicator {
   // timeout, or data are mixed. With the fake communicator, other ranks' parts are zeros.
   virtual std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                            const CollectiveId& id) = 0;
+
+  // Sends `tensor` (any number of dimensions, contiguous) to rank `to`, which must receive it with the same identity,
+  // dtype and sizes. The k-th message that a rank sends to another one is the k-th that the other receives from it,
+  // whatever else the two issue meanwhile; there is no limit to the messages on their way. Neither the call nor the
+  // destruction of its Work waits for the receiver, so a sender need not wait at all: the message arrives all the same,
+  // unless the group is destroyed before. (Over Gloo, its destruction waits up to ten seconds for receivers.)
+  // `tensor` is kept alive until then, and must not be written before. After wait() it may be written; wait() returns
+  // when the message has left this rank's memory, over Gloo when the receiver has it. Over NCCL the stream, not the
+  // host, waits for the receiver.
+  virtual std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) = 0;
+
+  // Receives a message of rank `from` into `output`. If the sender's message differs, wait() throws an error that names
+  // both ranks and messages, which ends the group. (Over NCCL, if every collective is compared.) Before it blocks,
+  // wait() does this rank's later steps of all collectives in flight (Work::advance) in this group and in all groups
+  // made from it or with it, because the sender may wait for them; groups that another thread uses at that moment are
+  // left to that thread.
+  virtual std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) = 0;
 
   // Returns every rank's `bytes`, in rank order. Lengths may differ. Blocks.
   virtual std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) = 0;

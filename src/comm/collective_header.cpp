@@ -14,7 +14,11 @@ namespace {
 
 constexpr uint32_t kMagic = 0xF5D90001;  // the low half counts versions of the format
 constexpr size_t kHeaderDescriptionBytes = 276;
+// Half of the tags are for collectives, half for messages between two ranks; half of each for payloads. Messages have
+// receipts, which take half of the tags for their headers.
+constexpr int kMessageBit = 1 << 30;
 constexpr int kPayloadBit = 1 << 29;
+constexpr int kReceiptBit = 1 << 28;
 
 struct WireHeader {
   uint32_t magic;
@@ -49,6 +53,10 @@ uint64_t hash_of(const std::string& text) {
 std::string CollectiveIdentity::describe() const {
   auto text = fsdp::comm::describe(to_string(kind), id);
   if (kind == CollectiveKind::kGatherBytes) return text;
+  if (kind == CollectiveKind::kMessage) {
+    return text +
+           c10::str(", ", dtype, " of sizes ", at::IntArrayRef(sizes), ", from rank ", root, " to rank ", receiver);
+  }
   text += c10::str(", ", numel, " elements of ", dtype);
   if (output_dtype != dtype) text += c10::str(" into ", output_dtype);
   if (scale != 1.0) text += c10::str(", scale ", scale);
@@ -65,6 +73,8 @@ uint64_t CollectiveIdentity::hash() const {
   hash = combine(hash, std::bit_cast<uint64_t>(scale));
   hash = combine(hash, flag_words);
   hash = combine(hash, static_cast<uint64_t>(root) << 32 | static_cast<uint64_t>(shared_buffer));
+  hash = combine(hash, static_cast<uint64_t>(receiver));
+  for (const int64_t size : sizes) hash = combine(hash, static_cast<uint64_t>(size));
   return has_equal_sizes(kind) ? combine(hash, static_cast<uint64_t>(numel)) : hash;
 }
 
@@ -104,6 +114,14 @@ int header_tag(uint64_t sequence) { return static_cast<int>(sequence % kPayloadB
 int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes) {
   const uint64_t hash = combine(combine(combine(identity_hash, sequence), static_cast<uint64_t>(step)), bytes);
   return kPayloadBit | static_cast<int>(hash % kPayloadBit);
+}
+
+int message_header_tag(uint64_t number) { return kMessageBit | static_cast<int>(number % kReceiptBit); }
+int message_receipt_tag(uint64_t number) { return kReceiptBit | message_header_tag(number); }
+
+int message_payload_tag(uint64_t number, uint64_t identity_hash) {
+  const uint64_t hash = combine(identity_hash, number);
+  return kMessageBit | kPayloadBit | static_cast<int>(hash % (kTagLimit - (kMessageBit | kPayloadBit)));
 }
 
 }  // namespace fsdp::comm

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,10 +25,13 @@ struct CollectiveIdentity {
   at::ScalarType output_dtype = at::kByte;
   double scale = 1.0;
   uint32_t flag_words = 0;
-  int root = 0;           // of a broadcast
-  int shared_buffer = 0;  // contains an all-gather's inputs, counted from 1 (MemorySharing::buffer)
+  int root = 0;                     // of a broadcast; the sender of a message, as errors name it
+  int receiver = 0;                 // of a message, as errors name it
+  std::vector<int64_t> sizes = {};  // of a message's tensor
+  int shared_buffer = 0;            // contains an all-gather's inputs, counted from 1 (MemorySharing::buffer)
 
   // "all-gather of 'layer.3' (forward, generation 7), 1024 elements of Float"
+  // "message of 'stage 1' (forward, generation 7), Float of sizes [4, 256], from rank 0 to rank 1"
   std::string describe() const;
   // Returns equal hashes for equal identities, and different hashes for different ones, except by chance.
   uint64_t hash() const;
@@ -49,10 +53,16 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
 // Throws if the bytes are not a header of this version of the library.
 Header read_header(const char* bytes);
 
-// Tags of messages. A header is matched by the sequence number alone. A payload is matched by the sequence number, the
-// identity, the step and its size, so that a payload of another collective or of another size is never received into
-// this one's memory.
+// Tags of the transport's messages, all below kTagLimit. A header is matched by the sequence number alone. A payload is
+// matched by the sequence number, the identity, the step and its size, so that a payload of another collective or of
+// another size is never received into this one's memory.
+constexpr int kTagLimit = std::numeric_limits<int>::max() - 7;
 int header_tag(uint64_t sequence);
 int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes);
+// The same for a message between two ranks (CollectiveKind::kMessage), the `number`-th from one of them to the other,
+// and for its receipt. All differ from the tags of collectives.
+int message_header_tag(uint64_t number);
+int message_receipt_tag(uint64_t number);
+int message_payload_tag(uint64_t number, uint64_t identity_hash);
 
 }  // namespace fsdp::comm

@@ -21,6 +21,14 @@ CollectiveIdentity identify_broadcast(const at::Tensor& tensor, int root, const 
   return identity;
 }
 
+CollectiveIdentity identify_message(const at::Tensor& tensor, int from, int to, const CollectiveId& id) {
+  auto identity = identify(CollectiveKind::kMessage, id, tensor, tensor.scalar_type(), 1.0, nullptr);
+  identity.root = from;
+  identity.receiver = to;
+  identity.sizes = tensor.sizes().vec();
+  return identity;
+}
+
 CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id) {
   CollectiveIdentity identity;
   identity.kind = CollectiveKind::kGatherBytes;

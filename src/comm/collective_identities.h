@@ -15,6 +15,8 @@ namespace fsdp::comm {
 CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
                             at::ScalarType output_dtype, double scale, const std::vector<uint64_t>* flags);
 CollectiveIdentity identify_broadcast(const at::Tensor& tensor, int root, const CollectiveId& id);
+// `from`, `to`: the ranks as errors name them.
+CollectiveIdentity identify_message(const at::Tensor& tensor, int from, int to, const CollectiveId& id);
 CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id);
 
 }  // namespace fsdp::comm

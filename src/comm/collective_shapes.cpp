@@ -59,6 +59,8 @@ const char* to_string(CollectiveKind kind) {
       return "broadcast";
     case CollectiveKind::kAllToAll:
       return "all-to-all";
+    case CollectiveKind::kMessage:
+      return "message";
   }
   return "unknown collective";
 }
@@ -102,6 +104,15 @@ void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const S
               output.scalar_type(), " and the input ", input.scalar_type());
   check_split(counts.send, "send", input, "input", size, id);
   check_split(counts.receive, "receive", output, "output", size, id);
+}
+
+void check_message(const at::Tensor& tensor, int peer, int rank, int size, const char* way, const CollectiveId& id) {
+  TORCH_CHECK(tensor.defined() && tensor.is_contiguous(), describe("message", id), ": the tensor to ", way,
+              " must be contiguous",
+              tensor.defined() ? c10::str(", got sizes ", tensor.sizes(), " and strides ", tensor.strides())
+                               : std::string(", got an undefined one"));
+  TORCH_CHECK(peer >= 0 && peer < size && peer != rank, describe("message", id), ": rank ", rank, " of a group of ",
+              size, " ranks cannot ", way, " one ", way[0] == 's' ? "to" : "from", " rank ", peer);
 }
 
 void check_own_part(const SplitCounts& counts, int rank, const CollectiveId& id) {

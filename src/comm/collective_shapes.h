@@ -11,7 +11,15 @@
 
 namespace fsdp::comm {
 
-enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes, kBroadcast, kAllToAll };
+enum class CollectiveKind : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kGatherBytes,
+  kBroadcast,
+  kAllToAll,
+  kMessage
+};
 const char* to_string(CollectiveKind kind);
 
 // "all-gather of 'layer.3' (forward, generation 7)"
@@ -25,6 +33,9 @@ void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const 
 void check_broadcast(const at::Tensor& tensor, int root, int size, const CollectiveId& id);
 void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const SplitCounts& counts, int size,
                       const CollectiveId& id);
+
+// For a message of this rank to or from `peer`; `way`: "send" or "receive".
+void check_message(const at::Tensor& tensor, int peer, int rank, int size, const char* way, const CollectiveId& id);
 
 // Throws unless this rank sends itself as many elements as it expects from itself.
 void check_own_part(const SplitCounts& counts, int rank, const CollectiveId& id);

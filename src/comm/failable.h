@@ -8,6 +8,8 @@
 
 namespace fsdp::comm {
 
+class GroupFamily;
+
 // A rank that has failed or left, and why.
 struct Loss {
   int rank = 0;
@@ -23,6 +25,8 @@ class Failable {
   virtual void check_complete() const = 0;
   // The ranks that have failed or left so far, as far as the group notices by itself.
   virtual std::vector<Loss> losses() const { return {}; }
+  // The groups that were made from one another, which fail together.
+  virtual GroupFamily* family() const = 0;
 };
 
 // The same checks for any communicator. They do nothing if it is not Failable (a group of one rank).
@@ -31,6 +35,12 @@ inline void check_group_not_failed(const Communicator& group) {
 }
 inline void check_group_complete(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_complete();
+}
+
+// Returns the family of a group, or null (a group of one rank).
+inline GroupFamily* family_of(const Communicator& group) {
+  const auto* failable = dynamic_cast<const Failable*>(&group);
+  return failable ? failable->family() : nullptr;
 }
 
 inline std::vector<Loss> losses_of(const Communicator& group) {

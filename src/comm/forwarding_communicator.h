@@ -39,6 +39,12 @@ class ForwardingCommunicator : public Communicator {
                                    const CollectiveId& id) override {
     return inner_->all_to_all(std::move(output), std::move(input), counts, id);
   }
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    return inner_->send(std::move(tensor), to, id);
+  }
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    return inner_->recv(std::move(output), from, id);
+  }
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     return inner_->all_gather_bytes(bytes, id);
   }

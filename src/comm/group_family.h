@@ -8,6 +8,7 @@
 
 #include "comm/family_failure.h"
 #include "comm/gloo/gloo_transport.h"
+#include "comm/pending_collective.h"
 
 namespace fsdp::comm {
 
@@ -16,6 +17,16 @@ namespace fsdp::comm {
 class GroupFamily {
  public:
   void add(const std::shared_ptr<GlooTransport>& group);
+  // Adds the collectives in flight of a group that is made over one of these.
+  void add(const std::shared_ptr<Advancing>& collectives);
+  // Does this rank's part in the collectives in flight of all groups.
+  //
+  // [Note: waiting for a message]
+  // A collective in several steps needs each rank's later steps. A rank that waited for a message before it has done
+  // them would close a circle: rank A waits for a message of B, B for a step of its peer B', B' for a message of A',
+  // and A' for a step of its peer A. So a rank does its later steps in all groups before it waits for a message. Then a
+  // rank waits only for acts of other ranks that come earlier in the order of all, since senders never wait.
+  void settle();
   // Marks all groups as failed and tells their ranks, beginning with `first`.
   void fail(GlooTransport& first, const std::string& reason);
   // The failure that all groups of the family share.
@@ -25,6 +36,7 @@ class GroupFamily {
   const std::shared_ptr<FamilyFailure> failure_ = std::make_shared<FamilyFailure>();
   std::mutex mutex_;
   std::vector<std::weak_ptr<GlooTransport>> groups_;
+  std::vector<std::weak_ptr<Advancing>> collectives_;
 };
 
 }  // namespace fsdp::comm

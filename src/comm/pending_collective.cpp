@@ -14,12 +14,16 @@ class PendingWork final : public Work {
   PendingWork(std::shared_ptr<PendingCollective> collective, std::shared_ptr<Advancing> advancing)
       : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
   ~PendingWork() override {
-    if (collective_) collective_->discard_result();
+    if (!collective_) return;
+    const auto use = advancing_->use();
+    collective_->discard_result();
+    collective_.reset();
   }
 
   void wait() override {
     TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto use = advancing_->use();
     const auto collective = std::exchange(collective_, nullptr);
     advancing_->finish(*collective);
   }
@@ -27,6 +31,7 @@ class PendingWork final : public Work {
   void advance() override {
     TORCH_CHECK(collective_ != nullptr, "a collective that was waited for cannot be advanced");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto use = advancing_->use();
     advancing_->advance_up_to(collective_->sequence());
   }
 
@@ -49,6 +54,11 @@ void Advancing::advance_up_to(uint64_t sequence) {
 void Advancing::finish(PendingCollective& collective) {
   advance_up_to(collective.sequence());
   collective.finish();
+}
+
+void Advancing::settle() {
+  const std::unique_lock use(in_use_, std::try_to_lock);
+  if (use.owns_lock()) advance_all();
 }
 
 void Advancing::advance_all() { advance_up_to(std::numeric_limits<uint64_t>::max()); }

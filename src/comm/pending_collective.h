@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 
 #include "fsdp/communicator.h"
 
@@ -27,8 +28,16 @@ class PendingCollective {
 
 // The collectives in flight that have something to advance, in order of issue. While a rank waits for one collective,
 // others may wait for another. No rank gets stuck if each rank first does its part in the collectives issued before.
+//
+// Threads: one at a time, which holds use() while it uses the group; but any thread may call settle().
 class Advancing {
  public:
+  // Held while a thread issues a collective of the group, waits for one or ends one. May be taken again by the same
+  // thread.
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> use() { return std::unique_lock(in_use_); }
+  // Does this rank's part in all collectives in flight, unless another thread uses the group: that thread does it.
+  void settle();
+
   void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back({std::move(collective), nullptr}); }
   // Like add(), but keeps the collective even if its Work is destroyed, because other ranks cannot finish without this
   // rank's part.
@@ -45,6 +54,7 @@ class Advancing {
     std::weak_ptr<PendingCollective> collective;
     std::shared_ptr<PendingCollective> kept;
   };
+  std::recursive_mutex in_use_;
   std::deque<Entry> queue_;
 };
 

@@ -32,6 +32,15 @@ TEST(FakeCommunicator, DoesTheLocalPart) {
   EXPECT_THAT(comm->all_gather_bytes("x", kUnit), ElementsAre("x", "x", "x", "x"));
 }
 
+TEST(FakeCommunicator, SendsToNobodyAndReceivesZeros) {
+  auto comm = make_fake_communicator(2, 4);
+  comm->send(torch::ones({2, 3}), 3, kUnit)->wait();
+  EXPECT_EQ(comm->bytes_sent_to(), (std::vector<uint64_t>{0, 0, 0, 24}));
+  const auto output = torch::ones({2, 3});
+  comm->recv(output, 1, kUnit)->wait();
+  EXPECT_TRUE(torch::equal(output, torch::zeros({2, 3})));
+}
+
 TEST(FakeCommunicator, RejectsARankOutsideTheGroup) {
   EXPECT_THROW(make_fake_communicator(4, 4), c10::Error);
   EXPECT_THROW(make_fake_communicator(-1, 4), c10::Error);

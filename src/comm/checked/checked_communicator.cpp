@@ -4,11 +4,13 @@
 #include <c10/util/StringUtil.h>
 
 #include <exception>
+#include <map>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "comm/checked/fingerprint.h"
+#include "comm/collective_identities.h"
 #include "comm/collective_shapes.h"
 #include "comm/error_text.h"
 #include "comm/failure.h"
@@ -23,8 +25,9 @@ struct CheckedCommunicator::Group {
   std::shared_ptr<CollectiveMonitor> monitor;
   std::shared_ptr<Communicator> control;  // null if collectives are not compared
   std::string name;
-  std::vector<int> names;  // of the ranks, in errors
-  int index = 0;           // in the record
+  std::vector<int> names;                       // of the ranks, in errors
+  int index = 0;                                // in the record
+  std::map<std::pair<int, int>, int> channels;  // the same for messages, by sender and receiver
   uint64_t next_number = 0;
   StagingPool buffers;
   std::weak_ptr<CheckedCommunicator> wrapper;
@@ -62,9 +65,13 @@ std::shared_ptr<Communicator> make_control(const Communicator& inner, const std:
 
 }  // namespace
 
-// A collective in flight: its entry in the record, and its check.
+// A collective or a message in flight: its entry in the record, and the check of a collective.
 class CheckedCommunicator::Flight {
  public:
+  // `channel`: of a message, in the record.
+  Flight(std::shared_ptr<Group> group, const std::shared_ptr<Communicator>& inner, const CollectiveIdentity& message,
+         int channel)
+      : group_(std::move(group)), inner_(inner), ticket_(group_->monitor->record().issue(channel, message)) {}
   Flight(std::shared_ptr<Group> group, const std::shared_ptr<Communicator>& inner, const CollectiveIdentity& identity)
       : group_(std::move(group)),
         inner_(inner),
@@ -120,7 +127,7 @@ class CheckedCommunicator::Flight {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Communicator> inner_;
   FlightRecord::Ticket ticket_;
-  uint64_t number_;
+  uint64_t number_ = 0;
   std::string description_;  // set if the collective is checked
   bool waits_ = false;       // for others; an earlier failure concerns this rank alone
   std::optional<FingerprintExchange> exchange_;
@@ -261,6 +268,30 @@ std::unique_ptr<Work> CheckedCommunicator::all_to_all(at::Tensor output, at::Ten
                                                       const CollectiveId& id) {
   const auto& identity = identify(CollectiveKind::kAllToAll, id, input, output.scalar_type(), {}, nullptr);
   return issue_checked(identity, [&] { return inner()->all_to_all(std::move(output), std::move(input), counts, id); });
+}
+
+int CheckedCommunicator::channel_of(int from, int to) {
+  const auto [channel, is_new] = group_->channels.try_emplace({from, to});
+  if (is_new) channel->second = group_->monitor->add_channel(*inner(), from, to, group_->name);
+  return channel->second;
+}
+
+template <typename Issue>
+std::unique_ptr<Work> CheckedCommunicator::issue_message(const at::Tensor& tensor, int from, int to,
+                                                         const CollectiveId& id, Issue issue) {
+  check_message(tensor, from == rank() ? to : from, rank(), size(), from == rank() ? "send" : "receive", id);
+  const auto identity = identify_message(tensor, inner()->world_rank(from), inner()->world_rank(to), id);
+  Flight flight(group_, inner(), identity, channel_of(from, to));
+  auto work = flight.run(issue);
+  return std::make_unique<CheckedWork>(std::move(flight), std::move(work));
+}
+
+std::unique_ptr<Work> CheckedCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
+  return issue_message(tensor, rank(), to, id, [&] { return inner()->send(tensor, to, id); });
+}
+
+std::unique_ptr<Work> CheckedCommunicator::recv(at::Tensor output, int from, const CollectiveId& id) {
+  return issue_message(output, from, rank(), id, [&] { return inner()->recv(output, from, id); });
 }
 
 std::vector<std::string> CheckedCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {

@@ -49,6 +49,10 @@ class CheckedCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
+  // Messages are recorded and watched, each direction between two ranks as a group of its own; their fingerprints are
+  // not compared.
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override;
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
   std::shared_ptr<Communicator> twin() override;
@@ -72,6 +76,9 @@ class CheckedCommunicator final : public ForwardingCommunicator {
                                      const std::vector<uint64_t>* flags);
   template <typename Issue>
   std::unique_ptr<Work> issue_checked(const CollectiveIdentity& identity, Issue issue);
+  template <typename Issue>
+  std::unique_ptr<Work> issue_message(const at::Tensor& tensor, int from, int to, const CollectiveId& id, Issue issue);
+  int channel_of(int from, int to);
   template <typename Run>
   auto run_checked(const CollectiveIdentity& identity, Run run);
 

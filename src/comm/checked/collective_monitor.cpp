@@ -50,6 +50,19 @@ int CollectiveMonitor::add_group(const std::shared_ptr<Communicator>& group_of_r
   return group;
 }
 
+int CollectiveMonitor::add_channel(const Communicator& communicator, int from, int to, const std::string& group) {
+  const std::chrono::milliseconds warning = warning_of(options_, communicator, group);
+  const std::vector<int> names{communicator.world_rank(from), communicator.world_rank(to)};
+  const std::string messages = c10::str("messages from rank ", names[0], " to rank ", names[1]);
+  const int channel = record_->add_group(c10::str(group, ", ", messages));
+  if (warning.count() > 0) {
+    const std::shared_ptr<MeetingPoint> point = communicator.meeting_point();
+    watchdog_.watch({channel, communicator.rank() == from ? 0 : 1, names,
+                     point ? inner_meeting_point(*point, messages) : nullptr, warning});
+  }
+  return channel;
+}
+
 void CollectiveMonitor::abort(const std::string& reason) {
   for (const std::weak_ptr<Communicator>& known : groups_) {
     if (const auto group = known.lock()) group->abort(reason);

@@ -33,6 +33,9 @@ class CollectiveMonitor {
   // Adds a group to record and to watch. Returns its number in the record. Throws if watchdog_warning is negative or
   // not shorter than the group's timeout. Does not keep the communicator alive.
   int add_group(const std::shared_ptr<Communicator>& communicator, const std::string& name);
+  // Does the same for the messages from one rank of a group to another, one of which is this rank. `group`: the group's
+  // name.
+  int add_channel(const Communicator& communicator, int from, int to, const std::string& group);
   // Adds the group over which fingerprints are exchanged, so that abort() ends it too.
   void add_control(const std::shared_ptr<Communicator>& control) { groups_.push_back(control); }
 

@@ -28,6 +28,12 @@ std::chrono::milliseconds period_for(std::chrono::milliseconds warning) {
 // Describes what keeps `rank` from doing its part of the collective; empty if nothing does.
 std::string trouble_of(int rank, const std::optional<RankStatus>& status, const CollectiveEntry& entry) {
   if (!status) return c10::str("rank ", rank, " does not answer: did it end, or is it stopped or cut off?");
+  if (entry.identity.kind == CollectiveKind::kMessage && status->issued <= entry.number) {
+    const bool sends = rank == entry.identity.root;
+    return c10::str("rank ", rank, " has not ", sends ? "sent" : "received", " it (last ",
+                    sends ? "sent: " : "received: ", status->last.empty() ? "none" : status->last.back().description,
+                    "); it does: ", status->doing);
+  }
   if (status->issued <= entry.number) return c10::str("rank ", rank, " is late; its last collective: ", status->doing);
   const RankStatus::Issued* other = status->find(entry.number);
   if (other && other->identity_hash != entry.identity.hash() && entry.identity.kind != CollectiveKind::kGatherBytes) {

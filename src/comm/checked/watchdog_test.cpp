@@ -101,6 +101,34 @@ TEST_F(WatchdogTest, NamesTheLateRankUnitAndPass) {
   }
 }
 
+TEST_F(WatchdogTest, NamesTheMessageThatWasNotSent) {
+  testing::run_ranks(2, [&](std::shared_ptr<Communicator> inner) {
+    const auto group = watched(inner);
+    const auto send = [&](uint64_t micro_batch) {
+      group->send(torch::ones({4}), 1, {"activation of a micro-batch", micro_batch, Pass::kForward});
+    };
+    const auto receive = [&](uint64_t micro_batch) {
+      group->recv(torch::ones({4}), 0, {"activation of a micro-batch", micro_batch, Pass::kForward})->wait();
+    };
+    if (inner->rank() == 0) {
+      send(0);
+      EXPECT_TRUE(lines_.wait_for("has not sent it"));
+      send(1);
+    } else {
+      receive(0);
+      receive(1);
+      EXPECT_TRUE(lines_.wait_for("goes on"));
+    }
+    group->barrier({"end", 0, Pass::kUser});
+  });
+  EXPECT_THAT(
+      lines_.all(),
+      Contains(AllOf(HasSubstr("rank 1 has waited"),
+                     HasSubstr("for its message of 'activation of a micro-batch' (forward, generation 1), Float "
+                               "of sizes [4], from rank 0 to rank 1 (#1): rank 0 has not sent it (last sent: "
+                               "message of 'activation of a micro-batch' (forward, generation 0)"))));
+}
+
 TEST_F(WatchdogTest, OnlyTheLowestOfTheWaitingRanksSpeaks) {
   testing::run_ranks(4, [&](std::shared_ptr<Communicator> inner) {
     const auto group = watched(inner);

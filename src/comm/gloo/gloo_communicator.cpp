@@ -15,6 +15,8 @@
 #include "comm/failure.h"
 #include "comm/fake_communicator.h"
 #include "comm/gloo/gloo_collectives.h"
+#include "comm/gloo/gloo_messages.h"
+#include "comm/group_family.h"
 #include "comm/group_partition.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/pending_collective.h"
@@ -48,6 +50,8 @@ class GlooCommunicator final : public Communicator, public Failable {
     context_->family = std::move(family);
     reserve_headers(*context_, size);
     context_->family->add(context_->transport);
+    context_->family->add(advancing_);
+    messages_ = std::make_unique<GlooMessages>(context_);
   }
 
   int rank() const override { return context_->transport->rank(); }
@@ -71,6 +75,7 @@ class GlooCommunicator final : public Communicator, public Failable {
                                    const CollectiveId& id, std::vector<uint64_t>* flags) override {
     check_all_reduce(output, tensor, id);
     check_on_host(tensor, "all-reduce", id);
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     auto collective = std::make_shared<AllReduce>(context_, std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
@@ -91,7 +96,26 @@ class GlooCommunicator final : public Communicator, public Failable {
     return issue<AllToAll>(output, input, counts, id);
   }
 
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    check_message(tensor, to, rank(), size(), "send", id);
+    check_on_host(tensor, "message", id);
+    const auto use = advancing_->use();
+    check_complete();
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return messages_->send(tensor, to, id);
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    check_message(output, from, rank(), size(), "receive", id);
+    check_on_host(output, "message", id);
+    const auto use = advancing_->use();
+    check_not_failed();
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return messages_->recv(output, from, id);
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     GatherBytes collective(context_, bytes, id);
     advancing_->finish(collective);
@@ -114,7 +138,11 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::chrono::milliseconds timeout() const override { return context_->transport->timeout(); }
   int world_rank(int rank) const override { return context_->names.at(static_cast<size_t>(rank)); }
   void abort(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
-  void trim() override { context_->buffers.trim(); }
+  void trim() override {
+    const auto use = advancing_->use();
+    context_->buffers.trim();
+    messages_->free_received();
+  }
 
   std::vector<uint64_t> bytes_sent_to() const override {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
@@ -125,6 +153,7 @@ class GlooCommunicator final : public Communicator, public Failable {
     for (int rank : context_->transport->losses()) losses.push_back({rank, context_->transport->why_lost(rank)});
     return losses;
   }
+  GroupFamily* family() const override { return context_->family.get(); }
   void check_not_failed() const override { context_->transport->check_not_failed(); }
   void check_complete() const override {
     try {
@@ -146,6 +175,7 @@ class GlooCommunicator final : public Communicator, public Failable {
 
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     return make_pending_work(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
   }
@@ -154,6 +184,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   GlooOptions options_;
   std::shared_ptr<ExchangeContext> context_;
   std::shared_ptr<Advancing> advancing_;
+  std::unique_ptr<GlooMessages> messages_;
   std::shared_ptr<Communicator> twin_;
 };
 

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "base/interruption.h"
+#include "comm/collective_header.h"
 #include "comm/error_text.h"
 #include "comm/failure.h"
 #include "comm/family_failure.h"
@@ -43,8 +44,8 @@ namespace {
 constexpr auto kWatchPeriod = base::Interruption::kPeriod;
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kFarewellLimit = std::chrono::seconds(1);
-constexpr int kNoticeTag = GlooTransport::kTagLimit + 1;
-constexpr int kCloseTag = GlooTransport::kTagLimit + 2;
+constexpr int kNoticeTag = kTagLimit + 1;
+constexpr int kCloseTag = kTagLimit + 2;
 // A notice contains the reason of a failure, padded with zeros, and a last byte that is 1.
 constexpr int64_t kNoticeBytes = 2048;
 

@@ -85,9 +85,9 @@ class GlooTransport {
   // The meeting point that belongs to this group alone.
   const std::shared_ptr<MeetingPoint>& meeting_point() const;
 
-  // Tags must be below kTagLimit. A send is matched with the receive of the same tag, in the order of the calls. Both
-  // sides must pass equal numbers of bytes. Neither function blocks or throws: wait() reports losses.
-  static constexpr int kTagLimit = 1 << 30;
+  // Tags must be below kTagLimit (collective_header.h). A send is matched with the receive of the same tag, in the
+  // order of the calls. Both sides must pass equal numbers of bytes. Neither function blocks or throws: wait() reports
+  // losses.
   std::unique_ptr<Message> send(int peer, int tag, const at::Tensor& tensor);
   std::unique_ptr<Message> receive(int peer, int tag, const at::Tensor& tensor);
 

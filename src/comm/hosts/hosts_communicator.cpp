@@ -17,6 +17,7 @@
 #include "comm/cpu_communicator.h"
 #include "comm/failable.h"
 #include "comm/fake_communicator.h"
+#include "comm/group_family.h"
 #include "comm/hosts/hosts_collectives.h"
 #include "comm/shm/resident_pages.h"
 #include "fsdp/memory_sharing.h"
@@ -96,7 +97,9 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
         advancing_(std::make_shared<Advancing>()),
         buffers_(std::make_shared<HostBuffers>()),
         ranks_(std::move(ranks)),
-        sent_before_(sent_by_groups()) {}
+        sent_before_(sent_by_groups()) {
+    family()->add(advancing_);
+  }
   // Makes the twin of `first`.
   HostsCommunicator(const HostsCommunicator& first, std::shared_ptr<Communicator> world)
       : context_(std::make_shared<HostsContext>(*first.context_)),
@@ -149,6 +152,18 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
     return make_work(issue<HostsAllToAll>(whole, output, input, counts));
   }
 
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    check_message(tensor, to, rank(), size(), "send", id);
+    const Way way = way_to(to);
+    return way.group.send(std::move(tensor), way.rank, id);
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    check_message(output, from, rank(), size(), "receive", id);
+    const Way way = way_to(from);
+    return way.group.recv(std::move(output), way.rank, id);
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     agree_on(id);
     return world().all_gather_bytes(bytes, id);
@@ -182,7 +197,10 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
   void share(int64_t further_nbytes, const CollectiveId& id) override;
 
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override {
-    advancing_->advance_all();
+    {
+      const auto use = advancing_->use();
+      advancing_->advance_all();
+    }
     context_->local_next->memory_sharing().await_readers(buffer, id);
   }
   at::Tensor reduction_input(int64_t nbytes) override {
@@ -205,12 +223,26 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
     return with_bytes_of(twin_.get(), std::move(sent));
   }
 
+  GroupFamily* family() const override { return family_of(world()); }
   void check_not_failed() const override { check_group_not_failed(world()); }
   void check_complete() const override { check_group_complete(world()); }
   std::vector<Loss> losses() const override { return losses_of(world()); }
 
  private:
   Communicator& world() const { return *context_->world; }
+
+  // The group over which messages to and from a rank go, and the rank's number there. Twins share the groups of hosts,
+  // so each takes one of the two for its messages, which have an order of their own.
+  struct Way {
+    Communicator& group;
+    int rank;
+  };
+  Way way_to(int peer) const {
+    const int ranks = context_->grid.ranks_per_host;
+    if (peer / ranks != context_->host()) return {world(), peer};
+    return {is_twin_ ? *context_->local_next : *context_->local, peer % ranks};
+  }
+
   std::vector<Communicator*> groups() const {
     return {context_->world.get(), context_->local.get(), context_->local_next.get(), context_->across.get(),
             context_->across_next.get()};
@@ -232,6 +264,7 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
   template <typename C, typename... Arguments>
   std::shared_ptr<C> issue(Arguments&&... arguments) {
     check_not_failed();
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
     advancing_->add_and_keep(collective);

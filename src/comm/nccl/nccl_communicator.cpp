@@ -1,7 +1,9 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <exception>
 #include <numeric>
@@ -103,6 +105,9 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
 
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override;
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override;
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     group().check({"all-gather of bytes", id});
     auto all = context_->host->all_gather_bytes(bytes, context_->agreement->with_history(id));
@@ -154,6 +159,11 @@ class NcclCommunicator final : public Communicator {
     if (identity.numel > 0 || !has_equal_sizes(identity.kind)) enqueue();
     return std::make_unique<NcclWork>(context_, identity, std::move(exchange), flags);
   }
+
+  // `comparison`: this rank's side of the comparison of a message by the hosts, or null. `enqueue`: see issue().
+  template <typename Enqueue>
+  std::unique_ptr<Work> issue_message(const CollectiveId& id, std::unique_ptr<Work> comparison, Enqueue enqueue);
+  bool compares() const { return group().setup().options.compare_every_collective; }
 
   std::shared_ptr<NcclContext> context_;
   PayloadCount sent_;
@@ -292,6 +302,82 @@ std::unique_ptr<Work> NcclCommunicator::all_to_all(at::Tensor output, at::Tensor
     group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return exchange_parcels(nccl, comm, rank(), parcels, stream_of(input));
     });
+  });
+}
+
+// A message of which the hosts compare sizes and dtype as their own.
+CollectiveId with_shape(const CollectiveId& id, const at::Tensor& tensor) {
+  return {c10::str(id.name, ": ", tensor.scalar_type(), " of sizes ", tensor.sizes()), id.generation, id.pass};
+}
+
+class NcclMessageWork final : public Work {
+ public:
+  // Must be constructed right after the message's kernels were enqueued on the current stream.
+  NcclMessageWork(std::shared_ptr<NcclContext> context, CollectiveId id, std::unique_ptr<Work> comparison)
+      : context_(std::move(context)), id_(std::move(id)), comparison_(std::move(comparison)) {
+    done_.record_current(context_->group->setup().device);
+    context_->group->note_issued();
+  }
+  ~NcclMessageWork() override {
+    if (context_) done_.block_current();
+  }
+
+  void wait() override {
+    TORCH_CHECK(context_ != nullptr, "a message can be waited for only once");
+    const auto context = std::exchange(context_, nullptr);
+    done_.block_current();
+    try {
+      if (comparison_) comparison_->wait();
+    } catch (const std::exception& error) {
+      context->group->fail(Failure::of(error));
+      throw;
+    }
+    context->group->check({to_string(CollectiveKind::kMessage), id_});
+  }
+
+ private:
+  std::shared_ptr<NcclContext> context_;
+  CollectiveId id_;
+  std::unique_ptr<Work> comparison_;
+  base::DeviceEvent done_;
+};
+
+template <typename Enqueue>
+std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, std::unique_ptr<Work> comparison,
+                                                      Enqueue enqueue) {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const NcclSubject subject{to_string(CollectiveKind::kMessage), id};
+  group().check_complete(subject);
+  group().call(subject, enqueue);
+  return std::make_unique<NcclMessageWork>(context_, id, std::move(comparison));
+}
+
+std::unique_ptr<Work> NcclCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
+  check_message(tensor, to, rank(), size(), "send", id);
+  check_place(tensor, {"message", id});
+  group().check({"message", id});
+  sent_.add(to, tensor.nbytes());
+  // The receiver compares, so this rank has nothing to wait for.
+  if (compares()) context_->host->send(at::empty({0}, at::kByte), to, with_shape(id, tensor));
+  return issue_message(id, nullptr, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+    Parcels parcels{std::vector<at::Tensor>(static_cast<size_t>(size()), tensor.new_empty({0})), {}};
+    parcels.outputs = parcels.inputs;
+    parcels.inputs[static_cast<size_t>(to)] = tensor;
+    return exchange_parcels(nccl, comm, rank(), parcels, stream_of(tensor));
+  });
+}
+
+std::unique_ptr<Work> NcclCommunicator::recv(at::Tensor output, int from, const CollectiveId& id) {
+  check_message(output, from, rank(), size(), "receive", id);
+  check_place(output, {"message", id});
+  group().check({"message", id});
+  auto comparison =
+      compares() ? context_->host->recv(at::empty({0}, at::kByte), from, with_shape(id, output)) : nullptr;
+  return issue_message(id, std::move(comparison), [&](const NcclLibrary& nccl, ncclComm_t comm) {
+    Parcels parcels{std::vector<at::Tensor>(static_cast<size_t>(size()), output.new_empty({0})), {}};
+    parcels.outputs = parcels.inputs;
+    parcels.outputs[static_cast<size_t>(from)] = output;
+    return exchange_parcels(nccl, comm, rank(), parcels, stream_of(output));
   });
 }
 

@@ -14,9 +14,12 @@
 namespace fsdp::comm::nccl_communicator_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Combine;
 using testing::contribution;
 using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
 using testing::id;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
@@ -92,6 +95,21 @@ TEST_P(NcclSizes, AllToAll) {
   });
 }
 
+// Each rank passes on what it receives from the rank before it.
+TEST_P(NcclSizes, Messages) {
+  run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
+    auto tensor = contribution(7, numel(), dtype()).to(device());
+    if (comm->rank() > 0) {
+      tensor.zero_();
+      comm->recv(tensor, comm->rank() - 1, id("m"))->wait();
+    }
+    const bool sends = comm->rank() + 1 < size();
+    if (sends) comm->send(tensor, comm->rank() + 1, id("m"))->wait();
+    EXPECT_TRUE(torch::equal(tensor.cpu(), contribution(7, numel(), dtype())));
+    EXPECT_EQ(comm->bytes_sent(), sends ? numel() * c10::elementSize(dtype()) : 0u);
+  });
+}
+
 TEST_P(NcclSizes, ReduceScatter) {
   run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
     const auto input = contribution(comm->rank(), numel() * size(), dtype()).to(device());
@@ -140,6 +158,22 @@ TEST_F(Nccl, AllToAllIsComparedWithoutItsSizes) {
     EXPECT_TRUE(torch::equal(output, torch::full({first ? 1 : 3}, first ? 6.f : 5.f)));
   };
   run_nccl_ranks(2, c10::kCPU, exchange, options);
+}
+
+TEST_F(Nccl, MessagesThatDifferAreNamedIfComparedByTheHosts) {
+  NcclOptions options;
+  options.compare_every_collective = true;
+  const auto pass_on = [](const CollectiveId& received, int64_t numel) {
+    return [=](std::shared_ptr<Communicator> comm) {
+      const auto tensor = torch::ones({numel});
+      if (comm->rank() == 0) comm->send(torch::ones({3}), 1, id("x"));
+      if (comm->rank() == 1) comm->recv(tensor, 0, received)->wait();
+    };
+  };
+  run_nccl_ranks(2, c10::kCPU, pass_on(id("x"), 3), options);
+  const std::string error = error_of([&] { run_nccl_ranks(2, c10::kCPU, pass_on(id("y"), 3), options); });
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 1 receives message of 'y: Float of sizes [3]'"),
+                           HasSubstr("while rank 0 sends message of 'x: Float of sizes [3]'")));
 }
 
 TEST_F(Nccl, IntegersAreAddedAndDoublesScaled) {

@@ -13,11 +13,14 @@
 #include "comm/failable.h"
 #include "comm/failure.h"
 #include "comm/fake_communicator.h"
+#include "comm/group_family.h"
 #include "comm/payload_count.h"
 #include "comm/shm/group_memory.h"
 #include "comm/shm/shared_buffers.h"
+#include "comm/shm/shm_channels.h"
 #include "comm/shm/shm_collectives.h"
 #include "comm/shm/shm_exchange.h"
+#include "comm/shm/shm_messages.h"
 #include "fsdp/memory_sharing.h"
 
 namespace fsdp::comm {
@@ -52,7 +55,9 @@ class SharedReading final : public Work {
 
 class ShmCommunicator final : public Communicator, public MemorySharing, public Failable {
  public:
-  ShmCommunicator(std::shared_ptr<Communicator> host, const RankHosts& heaps, std::shared_ptr<SharedMemory> board)
+  // `memory`: of the board, followed by that of the channels.
+  ShmCommunicator(std::shared_ptr<Communicator> host, const RankHosts& heaps,
+                  const std::shared_ptr<SharedMemory>& memory)
       : host_(std::move(host)),
         heaps_(heaps),
         context_(std::make_shared<ShmContext>()),
@@ -61,11 +66,16 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
         transient_(std::make_shared<TransientMemory>(heaps.spare)),
         sent_(host_->rank(), host_->size()) {
     context_->host = host_;
-    context_->board = std::make_shared<ShmBoard>(std::move(board), host_->rank(), host_->size());
+    context_->board = std::make_shared<ShmBoard>(memory, host_->rank(), host_->size());
     context_->heap = heaps_.own;
     context_->heaps = heaps_.of_ranks;
     for (int rank = 0; rank < size(); ++rank) context_->names.push_back(host_->world_rank(rank));
+    messages_ = std::make_unique<ShmMessages>(
+        context_,
+        std::make_unique<ShmChannels>(memory, ShmBoard::nbytes(size()), rank(), context_->heaps, context_->heap));
+    family()->add(advancing_);
   }
+  static int64_t memory_nbytes(int ranks) { return ShmBoard::nbytes(ranks) + ShmChannels::nbytes(ranks); }
 
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
@@ -92,6 +102,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     check_all_reduce(output, tensor, id);
     check_on_host(tensor, "all-reduce", id);
     sent_.add_all_reduce(tensor.numel(), static_cast<int64_t>(tensor.element_size()));
+    const auto use = advancing_->use();
     auto collective = begin<ShmAllReduce>(std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
     return make_pending_work(std::move(collective), advancing_);
@@ -115,7 +126,26 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     return issue<ShmAllToAll>(output, input, counts, id);
   }
 
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    check_message(tensor, to, rank(), size(), "send", id);
+    check_on_host(tensor, "message", id);
+    check_not_failed();
+    check_complete();
+    const auto use = advancing_->use();
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    sent_.add(to, tensor.nbytes());
+    return messages_->send(tensor, to, id);
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    check_message(output, from, rank(), size(), "receive", id);
+    check_on_host(output, "message", id);
+    check_not_failed();
+    return messages_->recv(output, from, id);
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add_for_each_peer(bytes.size());
     const auto collective = begin<ShmGatherBytes>(bytes, id);
@@ -150,6 +180,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
   void trim() override { heaps_.own->trim(heaps_.spare()); }
   std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
 
+  GroupFamily* family() const override { return family_of(*host_); }
   void check_not_failed() const override { check_group_not_failed(*host_); }
   void check_complete() const override { check_group_complete(*host_); }
   std::vector<Loss> losses() const override { return losses_of(*host_); }
@@ -177,6 +208,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
 
   template <typename C, typename... Arguments>
   std::shared_ptr<C> begin(Arguments&&... arguments) {
+    const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     in_flight_.make_room();
     auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
@@ -189,6 +221,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
   std::shared_ptr<ShmContext> context_;
   std::shared_ptr<Advancing> advancing_;
   ShmInFlight in_flight_;
+  std::unique_ptr<ShmMessages> messages_;
   SharedBuffers buffers_;
   std::shared_ptr<TransientMemory> transient_;
   int shared_buffers_ = 0;  // number of buffers made so far
@@ -255,8 +288,9 @@ void ShmCommunicator::fail(const Failure& failure) const {
 }
 
 std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks) {
-  auto board = memory_of_all(*gloo, ShmBoard::nbytes(gloo->size()), {"board in shared memory", 0, Pass::kSetup});
-  return std::make_shared<ShmCommunicator>(std::move(gloo), ranks, std::move(board));
+  const auto memory =
+      memory_of_all(*gloo, ShmCommunicator::memory_nbytes(gloo->size()), {"board in shared memory", 0, Pass::kSetup});
+  return std::make_shared<ShmCommunicator>(std::move(gloo), ranks, memory);
 }
 
 }  // namespace fsdp::comm

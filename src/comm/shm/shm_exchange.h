@@ -34,6 +34,9 @@ struct ShmContext {
 
   using Clock = std::chrono::steady_clock;
 
+  // The numbers in errors of a rank and of this rank.
+  int name_of(int rank) const { return names[static_cast<size_t>(rank)]; }
+  int own_name() const { return name_of(host->rank()); }
   void finish(uint64_t sequence);
   // Sleeps until `there` returns true. Calls `check` before that and from time to time; it throws if waiting is
   // hopeless.

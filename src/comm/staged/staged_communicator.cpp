@@ -13,7 +13,7 @@ namespace {
 
 at::Tensor host_memory_for(const at::Tensor& tensor) {
   // The allocator of pinned memory does not reuse a freed block until the copies enqueued on it are done.
-  return at::empty({tensor.numel()}, at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+  return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
 }
 
 // Blocks until the copy is complete.
@@ -102,6 +102,22 @@ class StagedCommunicator final : public Communicator {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     at::Tensor received = host_memory_for(output);
     auto work = host_->all_to_all(received, copy_to_host(input), counts, id);
+    return std::make_unique<StagedWork>(std::move(work), std::move(output), std::move(received));
+  }
+
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    if (tensor.defined() && tensor.is_cpu()) return host_->send(std::move(tensor), to, id);
+    check_message(tensor, to, rank(), size(), "send", id);
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return host_->send(copy_to_host(tensor), to, id);
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    if (output.defined() && output.is_cpu()) return host_->recv(std::move(output), from, id);
+    check_message(output, from, rank(), size(), "receive", id);
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    at::Tensor received = host_memory_for(output);
+    auto work = host_->recv(received, from, id);
     return std::make_unique<StagedWork>(std::move(work), std::move(output), std::move(received));
   }
 

@@ -83,6 +83,14 @@ std::unique_ptr<Work> FaultyCommunicator::all_to_all(at::Tensor output, at::Tens
   return issue_with_faults([&] { return inner()->all_to_all(output, input, counts, id); });
 }
 
+std::unique_ptr<Work> FaultyCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
+  return issue_with_faults([&] { return inner()->send(tensor, to, id); });
+}
+
+std::unique_ptr<Work> FaultyCommunicator::recv(at::Tensor output, int from, const CollectiveId& id) {
+  return issue_with_faults([&] { return inner()->recv(output, from, id); });
+}
+
 std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   const Fault* fault = next_fault();
   before_issue(fault);

@@ -40,6 +40,9 @@ class FaultyCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
+  // Messages are counted like collectives.
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override;
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override;
   // Blocks, so the faults of waiting occur when it is issued, before the inner call. If it is skipped, it returns this
   // rank's bytes for each rank.
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;

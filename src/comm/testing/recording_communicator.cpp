@@ -89,6 +89,16 @@ std::unique_ptr<Work> RecordingCommunicator::all_to_all(at::Tensor output, at::T
   return wrap(inner()->all_to_all(std::move(output), std::move(input), counts, id), std::move(event));
 }
 
+std::unique_ptr<Work> RecordingCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
+  auto event = record_issue(CollectiveKind::kMessage, id, tensor.numel(), tensor.scalar_type());
+  return wrap(inner()->send(std::move(tensor), to, id), std::move(event));
+}
+
+std::unique_ptr<Work> RecordingCommunicator::recv(at::Tensor output, int from, const CollectiveId& id) {
+  auto event = record_issue(CollectiveKind::kMessage, id, output.numel(), output.scalar_type());
+  return wrap(inner()->recv(std::move(output), from, id), std::move(event));
+}
+
 std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   auto event = record_issue(CollectiveKind::kGatherBytes, id, static_cast<int64_t>(bytes.size()), at::kByte);
   auto result = inner()->all_gather_bytes(bytes, id);

@@ -41,6 +41,9 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
+  // Logged as collectives of kind kMessage.
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override;
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
   // The twin writes to the same log.
   std::shared_ptr<Communicator> twin() override;

@@ -18,6 +18,7 @@
 
 #include "base/error_message.h"
 #include "comm/collective_shapes.h"
+#include "comm/fake_communicator.h"
 #include "comm/meeting/meeting_point.h"
 
 namespace fsdp::testing {
@@ -59,6 +60,22 @@ class UncheckedHub {
     return parts_[number];
   }
 
+  void put_message(int from, int to, std::string bytes) {
+    std::lock_guard lock(mutex_);
+    messages_[{from, to}].push_back(std::move(bytes));
+    changed_.notify_all();
+  }
+
+  std::string message(int from, int to, size_t number) {
+    std::unique_lock lock(mutex_);
+    const std::vector<std::string>& sent = messages_[{from, to}];
+    const bool in_time =
+        changed_.wait_for(lock, options.timeout, [&] { return !aborted_.empty() || sent.size() > number; });
+    if (!aborted_.empty()) throw std::runtime_error(aborted_);
+    if (!in_time) throw std::runtime_error("the message timed out");
+    return sent[number];
+  }
+
   void abort(const std::string& reason) {
     std::lock_guard lock(mutex_);
     if (aborted_.empty()) aborted_ = reason;
@@ -86,6 +103,7 @@ class UncheckedHub {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, std::vector<Part>> parts_;
+  std::map<std::pair<int, int>, std::vector<std::string>> messages_;  // by sender and receiver
   std::string aborted_;
   std::map<std::string, std::shared_ptr<UncheckedHub>> children_;
 };
@@ -129,9 +147,24 @@ class UncheckedWork final : public Work {
   std::function<void(const Parts&)> finish_;
 };
 
+class UncheckedReceive final : public Work {
+ public:
+  UncheckedReceive(std::shared_ptr<UncheckedHub> hub, at::Tensor output, int from, int to, size_t number)
+      : hub_(std::move(hub)), output_(std::move(output)), from_(from), to_(to), number_(number) {}
+  void wait() override { fill(output_, hub_->message(from_, to_, number_)); }
+
+ private:
+  std::shared_ptr<UncheckedHub> hub_;
+  at::Tensor output_;
+  int from_;
+  int to_;
+  size_t number_;
+};
+
 class UncheckedCommunicator final : public Communicator {
  public:
-  UncheckedCommunicator(std::shared_ptr<UncheckedHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  UncheckedCommunicator(std::shared_ptr<UncheckedHub> hub, int rank)
+      : hub_(std::move(hub)), rank_(rank), received_(static_cast<size_t>(hub_->size)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return hub_->size; }
@@ -176,6 +209,16 @@ class UncheckedCommunicator final : public Communicator {
             fill(slices[peer], parts[peer].bytes, begin);
           }
         });
+  }
+
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId&) override {
+    hub_->put_message(rank_, to, bytes_of(tensor));
+    return comm::make_done_work();
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId&) override {
+    return std::make_unique<UncheckedReceive>(hub_, std::move(output), from, rank_,
+                                              received_[static_cast<size_t>(from)]++);
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId&) override {
@@ -235,6 +278,7 @@ class UncheckedCommunicator final : public Communicator {
   std::shared_ptr<UncheckedHub> hub_;
   int rank_;
   uint64_t next_number_ = 0;
+  std::vector<size_t> received_;  // messages, by sender
   std::shared_ptr<Communicator> twin_;
 };
 

@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
+#include "comm/collective_shapes.h"
 #include "planner/time/group_topology.h"
 
 namespace fsdp::planner {
@@ -19,9 +20,10 @@ CollectiveFunction function_of(comm::CollectiveKind kind) {
     case comm::CollectiveKind::kBroadcast:
       return CollectiveFunction::kBroadcast;
     case comm::CollectiveKind::kGatherBytes:
+    case comm::CollectiveKind::kMessage:
       break;
   }
-  TORCH_CHECK(false, "fsdp plan: a gather of bytes is no work of a device");
+  TORCH_CHECK(false, "fsdp plan: a ", comm::to_string(kind), " has no price on a device");
 }
 
 Topology topology_of(const Tape& tape, const TapeCollective& collective, const Cluster& cluster) {

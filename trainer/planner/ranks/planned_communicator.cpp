@@ -124,6 +124,10 @@ class PlannedCommunicator final : public Communicator {
     return issue(comm::CollectiveKind::kAllToAll, id, input.numel(), input);
   }
 
+  // Plans have no pipelines yet.
+  std::unique_ptr<Work> send(at::Tensor, int, const CollectiveId& id) override { return refuse_message(id); }
+  std::unique_ptr<Work> recv(at::Tensor, int, const CollectiveId& id) override { return refuse_message(id); }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     sent_.add_for_each_peer(bytes.size());
     PlannedMemory::get().report([&](DeviceLog&) {
@@ -182,6 +186,10 @@ class PlannedCommunicator final : public Communicator {
     } else {
       payloads_ = make_gloo_payloads(size());
     }
+  }
+
+  static std::unique_ptr<Work> refuse_message(const CollectiveId& id) {
+    TORCH_CHECK(false, comm::describe("message", id), ": messages between two ranks cannot be planned");
   }
 
   bool is_on_one_host() const {
