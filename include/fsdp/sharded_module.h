@@ -150,6 +150,8 @@ class ShardedModule {
   // Runs loss.backward() with these options for this call only. Where they say true, a unit follows what was set for
   // its module, if anything was.
   void backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph = false);
+  // Runs `body`, which runs backward passes, with these options.
+  void with_backward_options(const BackwardOptions& options, const std::function<void()>& body);
   // Waits for reductions that a backward with is_last_backward = false left in flight.
   void wait_for_gradients();
 

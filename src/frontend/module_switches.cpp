@@ -121,6 +121,10 @@ BackwardOptions ShardedModule::backward_options() const {
 }
 
 void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph) {
+  with_backward_options(options, [&] { loss.backward({}, retain_graph); });
+}
+
+void ShardedModule::with_backward_options(const BackwardOptions& options, const std::function<void()>& body) {
   std::shared_ptr<engine::Engine> engine = this->engine().shared_from_this();
   engine::ReductionSettings& settings = engine->gradients().settings();
   base::Finally restore(
@@ -132,7 +136,7 @@ void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& opti
   settings.backward = options;
   settings.no_sync = !options.requires_gradient_sync;
   settings.no_all_reduce = !options.requires_all_reduce;
-  loss.backward({}, retain_graph);
+  body();
 }
 
 void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {

@@ -1,0 +1,170 @@
+#include "pipeline/runner.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace fsdp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Kind = PipelineActionKind;
+
+// Whether a stage's units stay gathered between its passes, so that gathering them ahead, all at once, saves gathers.
+bool stays_gathered(const pipeline::StageRunner& stage) {
+  const auto& units = stage.sharded().engine().units();
+  return std::none_of(units.begin(), units.end(),
+                      [](const auto& unit) { return reshards_after_forward(unit->options().strategy); });
+}
+
+}  // namespace
+
+Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector<PipelineStage> stages,
+                         const PipelineOptions& options)
+    : mesh_(std::move(mesh)),
+      schedule_(std::move(schedule)),
+      options_(options),
+      links_(schedule_.rank_of_stage, mesh_.rank("pp"), mesh_.group("pp")) {
+  for (PipelineStage& stage : stages) {
+    const int index = stage.index;
+    stages_.try_emplace(index, std::move(stage), links_.is_last(index));
+  }
+}
+
+// ---------------------------------------------------------------- steps
+
+Pipeline::Runner::Outputs Pipeline::Runner::step(const BackwardOptions& backward) {
+  const at::AutoGradMode record(true);
+  begin(backward);
+  const std::vector<PipelineAction>& actions = schedule_.of_rank[static_cast<size_t>(mesh_.rank("pp"))];
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const bool then_sends = i + 1 < actions.size() && actions[i + 1].kind == Kind::kSendBackward;
+    carry_out(actions[i], [&] { perform(actions[i], then_sends); });
+  }
+  if (backward.is_last_backward) {
+    for (auto& [index, stage] : stages_) stage.sharded().wait_for_gradients();
+  }
+  return take_results();
+}
+
+// Goes stage by stage, so that the ranks work at the same time, whatever the order of training.
+Pipeline::Runner::Outputs Pipeline::Runner::evaluate() {
+  const at::NoGradGuard no_grad;
+  begin({});
+  for (auto& [index, stage] : stages_) {
+    for (int micro_batch = 0; micro_batch < schedule_.micro_batches; ++micro_batch) {
+      carry_out({index, Kind::kForward, micro_batch}, [&, index = index, &stage = stage] {
+        if (links_.receives_inputs(index)) links_.expect_inputs(index, micro_batch, stage.device());
+        forward(stage, micro_batch);
+        if (links_.sends_outputs(index)) links_.send_outputs(index, micro_batch);
+      });
+    }
+  }
+  return take_results();
+}
+
+void Pipeline::Runner::begin(const BackwardOptions& backward) {
+  backward_ = backward;
+  passes_.clear();
+  results_.assign(static_cast<size_t>(schedule_.micro_batches), {});
+  backwards_.clear();
+  links_.begin_step();
+  for (auto& [index, stage] : stages_) stage.begin_step();
+  begun_ = Clock::now();
+}
+
+double Pipeline::Runner::since_begin() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
+
+Pipeline::Runner::Outputs Pipeline::Runner::take_results() {
+  const bool has_last = stages_.count(schedule_.stages() - 1) > 0;
+  return has_last ? std::move(results_) : Outputs();
+}
+
+// ---------------------------------------------------------------- actions
+
+void Pipeline::Runner::carry_out(const PipelineAction& action, const std::function<void()>& body) {
+  const auto place = [&] { return c10::str("fsdp: Pipeline: ", mesh_.where(), ", action ", to_string(action)); };
+  try {
+    body();
+  } catch (c10::Error& error) {
+    give_up(c10::str(place(), ": ", error.what_without_backtrace()));
+    error.add_context(place());
+    throw;
+  } catch (const std::exception& error) {
+    give_up(c10::str(place(), ": ", error.what()));
+    throw;
+  }
+}
+
+void Pipeline::Runner::give_up(const std::string& reason) {
+  links_.begin_step();
+  for (auto& [index, stage] : stages_) stage.begin_step();
+  mesh_.group("pp")->abort(reason.substr(0, reason.find('\n')));
+}
+
+void Pipeline::Runner::perform(const PipelineAction& action, bool then_sends) {
+  Stage& stage = stages_.at(action.stage);
+  switch (action.kind) {
+    case Kind::kForward:
+      return forward(stage, *action.micro_batch);
+    case Kind::kBackward:
+      return backward(stage, *action.micro_batch, then_sends);
+    case Kind::kSendForward:
+      return links_.send_outputs(action.stage, *action.micro_batch);
+    case Kind::kSendBackward:
+      return links_.send_gradients(action.stage, *action.micro_batch);
+    case Kind::kReceiveForward:
+      return links_.expect_inputs(action.stage, *action.micro_batch, stage.device());
+    case Kind::kReceiveBackward:
+      return links_.expect_gradients(action.stage, *action.micro_batch, stage.empty_gradients(*action.micro_batch));
+    case Kind::kUnshard:
+      if (stays_gathered(stage)) stage.sharded().unshard(/*async_op=*/true);
+      return;
+    case Kind::kReshard:
+      if (stages_.size() > 1) stage.sharded().reshard();
+      return;
+    case Kind::kReduceGradients:
+      if (backward_.is_last_backward) stage.sharded().wait_for_gradients();
+      return;
+    case Kind::kInputGradient:
+    case Kind::kWeightGradient:
+      break;
+  }
+  TORCH_CHECK(false, "this action cannot be run");  // pipeline::check_stages has refused it
+}
+
+void Pipeline::Runner::forward(Stage& stage, int micro_batch) {
+  const std::vector<pipeline::ReceivedTensor> inputs = links_.take_inputs(stage.index(), micro_batch);
+  const double begin = since_begin();
+  std::vector<at::Tensor> outputs = stage.forward(micro_batch, inputs);
+  passes_.push_back({{stage.index(), Kind::kForward, micro_batch}, begin, since_begin()});
+  if (!links_.is_last(stage.index())) {
+    links_.put_outputs(stage.index(), micro_batch, std::move(outputs));
+    return;
+  }
+  for (const at::Tensor& output : outputs) {
+    results_[static_cast<size_t>(micro_batch)].push_back(output.detach());
+  }
+}
+
+void Pipeline::Runner::backward(Stage& stage, int micro_batch, bool then_sends) {
+  std::vector<at::Tensor> gradients = links_.take_gradients(stage.index(), micro_batch);
+  const bool is_last_of_step = ++backwards_[stage.index()] == schedule_.micro_batches;
+  // Reductions run beside the passes of other stages: the end of the step waits for them.
+  BackwardOptions options = backward_;
+  options.is_last_backward = false;
+  options.requires_gradient_sync &= is_last_of_step || options_.sync_each_micro_batch;
+  const double begin = since_begin();
+  stage.backward(micro_batch, std::move(gradients), options, [&](std::vector<at::Tensor> of_inputs) {
+    links_.put_gradients(stage.index(), micro_batch, std::move(of_inputs));
+    if (then_sends) links_.send_gradients(stage.index(), micro_batch);
+  });
+  passes_.push_back({{stage.index(), Kind::kBackward, micro_batch}, begin, since_begin()});
+}
+
+}  // namespace fsdp

@@ -1,0 +1,58 @@
+// Carries out a pipeline's schedule on one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fsdp/pipeline.h"
+#include "pipeline/stage_links.h"
+#include "pipeline/stage_runner.h"
+
+namespace fsdp {
+
+class Pipeline::Runner {
+ public:
+  // `schedule`: with communication. Collective.
+  Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector<PipelineStage> stages, const PipelineOptions& options);
+
+  using Outputs = std::vector<std::vector<at::Tensor>>;  // of the last stage, by micro-batch
+  Outputs step(const BackwardOptions& backward);
+  Outputs evaluate();
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  const std::map<int, pipeline::StageRunner>& stages() const { return stages_; }
+  const std::vector<PipelinePass>& passes() const { return passes_; }
+
+ private:
+  using Stage = pipeline::StageRunner;
+  void begin(const BackwardOptions& backward);
+  // Runs an action. If it fails, says where, and ends the groups of all ranks, which would wait for this one.
+  void carry_out(const PipelineAction& action, const std::function<void()>& body);
+  void give_up(const std::string& reason);
+  void perform(const PipelineAction& action, bool then_sends);
+  void forward(Stage& stage, int micro_batch);
+  // `then_sends`: whether the gradients of the inputs are to be sent next.
+  void backward(Stage& stage, int micro_batch, bool then_sends);
+  double since_begin() const;
+  Outputs take_results();
+
+  const DeviceMesh mesh_;
+  const PipelineSchedule schedule_;
+  const PipelineOptions options_;
+  pipeline::StageLinks links_;
+  std::map<int, Stage> stages_;  // by index
+
+  // Of the current step.
+  BackwardOptions backward_{};
+  std::chrono::steady_clock::time_point begun_{};
+  std::vector<PipelinePass> passes_;
+  std::map<int, int> backwards_;  // number of backward passes, by stage
+  Outputs results_;
+};
+
+}  // namespace fsdp
