@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   const auto command = parse_command_line(argc, argv);
   if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
   if (const auto* plan = std::get_if<PlanCommand>(&command)) return run_plan_command(*plan);
+  if (const auto* schedule = std::get_if<ScheduleCommand>(&command)) return run_schedule_command(*schedule);
   if (const auto* convert = std::get_if<ConvertCommand>(&command)) return run_convert_command(*convert);
   if (const auto* inspect = std::get_if<InspectCommand>(&command)) return run_inspect_command(*inspect);
   if (const auto* report = std::get_if<ReportCommand>(&command)) return run_report_command(*report);

@@ -157,6 +157,24 @@ def compare_planned_times(place, command):
     assert page.read_text() == (ROOT / "docs/benchmarks/planned-times.md").read_text()
 
 
+def compare_drawing(place, command):
+    """The command draws the picture in the documents, and prints the text there."""
+    words = place.words(command)
+    picture = Path(words[words.index("--svg") + 1])
+    (place.folder / picture).parent.mkdir(parents=True, exist_ok=True)
+    printed = place.run(words)
+    assert (place.folder / picture).read_text() == (ROOT / picture).read_text()
+    for shown in SCHEDULES:
+        assert not shown.startswith(printed.splitlines()[0]) or shown == printed
+
+
+SCHEDULES = [
+    block
+    for block in re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/parallelism.md").read_text(), flags=re.M | re.S)
+    if "in flight" in block
+]
+
+
 PLANS = [
     block
     for path in DOCUMENTS
@@ -184,7 +202,8 @@ RULES = {
     r"build/fsdp report ": run_report,
     r"build/fsdp plan --print-cluster ": run_as_it_stands,
     r"build/fsdp plan (?!--print)": run_plan,
-    r"fsdp (plan|convert|inspect) ": compare_with_help,
+    r"build/fsdp schedule .* --svg ": compare_drawing,
+    r"fsdp (plan|convert|inspect|schedule) ": compare_with_help,
     r"benchmarks/planned_times.py": compare_planned_times,
 }
 
@@ -208,6 +227,11 @@ def test_each_rule_is_needed():
     ]
     assert unused == []
     assert all((ROOT / "tests/python" / test).exists() for test in ELSEWHERE.values())
+
+
+def test_each_shown_schedule_is_printed_by_a_command():
+    titles = [command.split()[2] for command in COMMANDS if command.startswith("build/fsdp schedule ")]
+    assert SCHEDULES and all(text.split(":")[0] in titles for text in SCHEDULES)
 
 
 def test_remarks_and_line_ends_are_left_out():

@@ -54,6 +54,8 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_train(app, command);
   PlanCommand plan;
   const CLI::App* plan_app = add_plan(app, plan);
+  ScheduleCommand schedule;
+  const CLI::App* schedule_app = add_schedule(app, schedule);
   ConvertCommand convert;
   const CLI::App* convert_app = add_convert(app, convert);
   InspectCommand inspect;
@@ -78,6 +80,7 @@ Command parse_command_line(int argc, const char* const* argv) {
     return Finished{kExitSuccess};
   }
   if (*plan_app) return plan;
+  if (*schedule_app) return schedule;
   if (*convert_app) return convert;
   if (*inspect_app) return inspect;
   if (*report_app) return report;

@@ -9,6 +9,7 @@
 #include "commands/convert_command.h"
 #include "commands/inspect_command.h"
 #include "commands/plan_command.h"
+#include "commands/schedule_command.h"
 #include "report_page/report_command.h"
 
 namespace fsdp::trainer {
@@ -27,7 +28,8 @@ struct Finished {
   int exit_status = 0;
 };
 
-using Command = std::variant<TrainCommand, PlanCommand, ConvertCommand, InspectCommand, ReportCommand, Finished>;
+using Command =
+    std::variant<TrainCommand, PlanCommand, ScheduleCommand, ConvertCommand, InspectCommand, ReportCommand, Finished>;
 
 // Parses the command line. Prints help and version to stdout, and usage errors (exit status 2) to stderr.
 Command parse_command_line(int argc, const char* const* argv);
