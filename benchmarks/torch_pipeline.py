@@ -1,0 +1,90 @@
+"""The like of pipeline.cpp with torch.distributed.pipelining and FSDP2: the same model, numbers and micro-batches.
+
+Usage: torch_pipeline.py SCHEDULE STAGES_PER_RANK DATA_PARALLEL MICRO_BATCHES BLOCKS WIDTH ROWS STEPS, on each rank with
+the environment of torchrun. Prints the same JSON, without bubble and passes."""
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+from torch_block import Block
+
+
+def numbers(sizes, step, shift):
+    places = torch.arange(torch.Size(sizes).numel()).to(torch.float32)
+    return torch.sin(places * step + shift).view(sizes)
+
+
+def make_chain(width, begin, end):
+    chain = torch.nn.Sequential()
+    with torch.no_grad():
+        for i in range(begin, end):
+            block = Block(width, 4 * width)
+            for parameter in block.parameters():
+                if parameter.dim() == 2:
+                    parameter.copy_(numbers(parameter.shape, 0.37, i) / width)
+            block.up.bias.zero_()
+            block.down.bias.zero_()
+            chain.append(block)
+    return chain
+
+
+def make_stages(mesh, ranks, stages_per_rank, blocks, width):
+    count = ranks * stages_per_rank
+    for index in range(mesh["pp"].get_local_rank(), count, ranks):
+        chain = make_chain(width, blocks * index // count, blocks * (index + 1) // count)
+        if mesh["dp"].size() > 1:
+            for block in chain:
+                fully_shard(block, mesh=mesh["dp"], reshard_after_forward=False)
+            fully_shard(chain, mesh=mesh["dp"], reshard_after_forward=False)
+        yield PipelineStage(chain, index, count, torch.device("cpu"), group=mesh["pp"].get_group())
+
+
+def main(name, stages_per_rank, data_parallel, micro_batches, blocks, width, rows, steps):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ranks = dist.get_world_size() // data_parallel
+    mesh = init_device_mesh("cpu", (ranks, data_parallel), mesh_dim_names=("pp", "dp"))
+    stages = list(make_stages(mesh, ranks, stages_per_rank, blocks, width))
+    schedule_class = get_schedule_class(name)
+    schedule = schedule_class(
+        stages[0] if issubclass(schedule_class, PipelineScheduleSingle) else stages,
+        micro_batches,
+        loss_fn=lambda output, _: (output * output).mean() / micro_batches,
+        scale_grads=False,
+    )
+    optimizer = torch.optim.SGD([p for stage in stages for p in stage.submod.parameters()], lr=0.05)
+    result = {"losses": [], "seconds": []}
+    target = torch.zeros(micro_batches * rows)
+    for step in range(steps):
+        dist.barrier()
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        losses = []
+        inputs = []
+        if any(stage.is_first for stage in stages):
+            place = mesh["dp"].get_local_rank()
+            inputs = [
+                torch.cat([numbers((rows, width), 0.11, step + 0.3 * i + 0.7 * place) for i in range(micro_batches)])
+            ]
+        if any(stage.is_last for stage in stages):
+            schedule.step(*inputs, target=target, losses=losses)
+        else:
+            schedule.step(*inputs)
+        optimizer.step()
+        dist.barrier()
+        result["seconds"].append(time.perf_counter() - begun)
+        result["losses"].append([loss.item() for loss in losses])
+    print(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
