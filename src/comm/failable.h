@@ -37,7 +37,7 @@ inline void check_group_complete(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_complete();
 }
 
-// Returns the family of a group, or null (a group of one rank).
+// Returns the family of a group, or null (a group of one rank, or one that is wrapped).
 inline GroupFamily* family_of(const Communicator& group) {
   const auto* failable = dynamic_cast<const Failable*>(&group);
   return failable ? failable->family() : nullptr;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/failable.h"
 #include "comm/family_failure.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/pending_collective.h"
@@ -38,5 +39,13 @@ class GroupFamily {
   std::vector<std::weak_ptr<GlooTransport>> groups_;
   std::vector<std::weak_ptr<Advancing>> collectives_;
 };
+
+// The same for a group that may have no family.
+inline void add_to_family_of(const Communicator& group, const std::shared_ptr<Advancing>& collectives) {
+  if (GroupFamily* family = family_of(group)) family->add(collectives);
+}
+inline void settle_family_of(const Communicator& group) {
+  if (GroupFamily* family = family_of(group)) family->settle();
+}
 
 }  // namespace fsdp::comm

@@ -1,5 +1,6 @@
 // Tests messages between two ranks: order, freedom from waiting, memory, differences, and waits beside collectives.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -197,10 +198,16 @@ TEST(Messages, ThatCannotBeSentAreRefused) {
 }
 
 TEST(Messages, ThatDoNotComeInTimeNameTheSender) {
+  std::atomic<bool> over = false;
   const auto errors = errors_of_ranks(3,
-                                      [](std::shared_ptr<Communicator> comm) {
-                                        if (comm->rank() == 1) comm->recv(torch::zeros({1}), 0, id("m"))->wait();
-                                        comm->barrier(id("end"));
+                                      [&](std::shared_ptr<Communicator> comm) {
+                                        if (comm->rank() == 1) {
+                                          const std::string error =
+                                              error_of([&] { comm->recv(torch::zeros({1}), 0, id("m"))->wait(); });
+                                          over = true;
+                                          throw std::runtime_error(error);
+                                        }
+                                        while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
                                       },
                                       {.timeout = std::chrono::milliseconds(400)});
   EXPECT_THAT(errors[1], AllOf(HasSubstr("rank 1 waits for its message of 'm' (forward, generation 0), Float of sizes "

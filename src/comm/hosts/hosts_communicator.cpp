@@ -98,7 +98,7 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
         buffers_(std::make_shared<HostBuffers>()),
         ranks_(std::move(ranks)),
         sent_before_(sent_by_groups()) {
-    family()->add(advancing_);
+    add_to_family_of(world(), advancing_);
   }
   // Makes the twin of `first`.
   HostsCommunicator(const HostsCommunicator& first, std::shared_ptr<Communicator> world)

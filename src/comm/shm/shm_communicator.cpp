@@ -73,7 +73,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     messages_ = std::make_unique<ShmMessages>(
         context_,
         std::make_unique<ShmChannels>(memory, ShmBoard::nbytes(size()), rank(), context_->heaps, context_->heap));
-    family()->add(advancing_);
+    add_to_family_of(*host_, advancing_);
   }
   static int64_t memory_nbytes(int ranks) { return ShmBoard::nbytes(ranks) + ShmChannels::nbytes(ranks); }
 

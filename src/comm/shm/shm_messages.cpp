@@ -71,7 +71,7 @@ class ShmReceive final : public Work {
   void wait() override {
     TORCH_CHECK(output_.defined(), "a message can be waited for only once");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    family_of(*context_->host)->settle();  // [Note: waiting for a message]
+    settle_family_of(*context_->host);  // [Note: waiting for a message]
     const at::Tensor output = std::exchange(output_, {});
     ShmMessageWait wait(*context_, errors(), from_);
     wait.until([this] { return channels_->find(from_, number_) != nullptr; });
@@ -117,7 +117,7 @@ class ShmSend final : public Work {
         number_(number) {}
 
   void wait() override {
-    family_of(*context_->host)->settle();
+    settle_family_of(*context_->host);
     ShmMessageWait(*context_, {identity_, number_, /*sends=*/true}, to_).until([this] {
       return channels_->is_taken(to_, number_);
     });

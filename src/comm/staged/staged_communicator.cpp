@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/collective_shapes.h"
+#include "comm/failable.h"
 #include "fsdp/memory_sharing.h"
 
 namespace fsdp::comm {
@@ -42,7 +43,7 @@ class StagedWork final : public Work {
   at::Tensor result_;  // on the host
 };
 
-class StagedCommunicator final : public Communicator {
+class StagedCommunicator final : public Communicator, public Failable {
  public:
   explicit StagedCommunicator(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
 
@@ -142,6 +143,11 @@ class StagedCommunicator final : public Communicator {
   void abort(const std::string& reason) override { host_->abort(reason); }
   void trim() override { host_->trim(); }
   MemorySharing& memory_sharing() override { return host_->memory_sharing(); }
+
+  GroupFamily* family() const override { return family_of(*host_); }
+  void check_not_failed() const override { check_group_not_failed(*host_); }
+  void check_complete() const override { check_group_complete(*host_); }
+  std::vector<Loss> losses() const override { return losses_of(*host_); }
 
  private:
   std::shared_ptr<Communicator> host_;
