@@ -54,9 +54,15 @@ struct PipelineStage {
 };
 
 struct PipelineOptions {
-  // The FQNs of all parameters of the model. If given, the stages must hold each exactly once together; else only twice
-  // is an error. FQNs are those of the stages' modules, which should be named as in the whole model.
+  // The FQNs of all parameters of the model. If given, the stages must hold each exactly once together (tied ones
+  // twice); else only twice is an error. FQNs are those of the stages' modules, which should be named as in the whole
+  // model.
   std::vector<std::string> parameters = {};
+  // The FQNs of parameters that two stages share under the same name: an embedding of the first that is the head of the
+  // last. Each stage has a copy, with the same initial values, as a unit of its own, or otherwise cut in the same way.
+  // After each step that reduces gradients, those of the two copies are added up, so that the copies stay equal. Needs
+  // Options::use_orig_params.
+  std::vector<std::string> tied_parameters = {};
   // true: each backward pass reduces gradients, which are then accumulated sharded, at the price of a reduction for
   // each micro-batch (see BackwardOptions::requires_gradient_sync).
   bool sync_each_micro_batch = false;
@@ -91,8 +97,8 @@ class Pipeline {
   // Runs all micro-batches forward, without gradients. Returns the same.
   std::vector<std::vector<at::Tensor>> evaluate();
 
-  // The norm of the gradients of all stages, and clipping by it: see ShardedModule::grad_norm and clip_grad_norm_.
-  // Collective over all ranks of the mesh.
+  // The norm of the gradients of all stages, tied parameters counted once, and clipping by it: see
+  // ShardedModule::grad_norm and clip_grad_norm_. Collective over all ranks of the mesh.
   at::Tensor grad_norm(double norm_type = 2.0, bool error_if_nonfinite = false);
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/checked/checked_communicator.h"
+#include "comm/world_rank.h"
 
 namespace fsdp::frontend {
 namespace {
@@ -60,7 +61,7 @@ std::shared_ptr<comm::CollectiveMonitor> monitor_for(const ProcessMesh& mesh, co
       return monitor;
     }
   }
-  return std::make_shared<comm::CollectiveMonitor>(mesh.rank(), debug);
+  return std::make_shared<comm::CollectiveMonitor>(comm::world_rank(mesh), debug);
 }
 
 }  // namespace

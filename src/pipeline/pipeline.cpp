@@ -75,9 +75,11 @@ std::vector<std::vector<at::Tensor>> Pipeline::evaluate() { return runner_->eval
 
 at::Tensor Pipeline::grad_norm(double norm_type, bool error_if_nonfinite) {
   std::vector<StageNorm> own;
-  for (const auto& [index, stage] : runner_->stages()) {
-    own.push_back({index, stage.sharded().grad_norm(norm_type).item<double>()});
-  }
+  runner_->tied().without_second_copies([&] {
+    for (const auto& [index, stage] : runner_->stages()) {
+      own.push_back({index, stage.sharded().grad_norm(norm_type).item<double>()});
+    }
+  });
   optim::NormSum total(norm_type);
   for (const StageNorm& one : gather_norms(*runner_->mesh().group("pp"), own)) total.add(one.norm);
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total.norm()), "fsdp: Pipeline: the norm of the gradients is ",

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/checked/checked_communicator.h"
+#include "comm/checked/collective_monitor.h"
 #include "engine/engine.h"
 
 namespace fsdp {
@@ -22,6 +24,20 @@ bool stays_gathered(const pipeline::StageRunner& stage) {
                       [](const auto& unit) { return reshards_after_forward(unit->options().strategy); });
 }
 
+// Returns the pipeline's group with a flight record and a watchdog, as the options of the stages say (DebugOptions).
+// Groups of one rank do not know its number among all, so a stage of one rank has a record of its own. Collective.
+std::shared_ptr<Communicator> watched(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages) {
+  const std::shared_ptr<Communicator> group = mesh.group("pp");
+  const ProcessMesh& of_stage = stages.front().sharded->engine().mesh();
+  auto monitor = comm::CheckedCommunicator::monitor_over(of_stage.world ? *of_stage.world : *of_stage.shard);
+  if (!monitor) return group;
+  if (of_stage.size() == 1) {
+    const int rank = mesh.world()->world_rank(mesh.world()->rank());
+    monitor = std::make_shared<comm::CollectiveMonitor>(rank, monitor->options());
+  }
+  return comm::CheckedCommunicator::over(group, monitor, "pipeline");
+}
+
 }  // namespace
 
 Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector<PipelineStage> stages,
@@ -29,11 +45,18 @@ Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector
     : mesh_(std::move(mesh)),
       schedule_(std::move(schedule)),
       options_(options),
-      links_(schedule_.rank_of_stage, mesh_.rank("pp"), mesh_.group("pp")) {
+      links_(schedule_.rank_of_stage, mesh_.rank("pp"), watched(mesh_, stages)),
+      stages_(make_stages(std::move(stages), links_)),
+      tied_(options_.tied_parameters, stages_, mesh_.rank("pp"), mesh_.group("pp")) {}
+
+std::map<int, pipeline::StageRunner> Pipeline::Runner::make_stages(std::vector<PipelineStage> stages,
+                                                                   const pipeline::StageLinks& links) {
+  std::map<int, Stage> made;
   for (PipelineStage& stage : stages) {
     const int index = stage.index;
-    stages_.try_emplace(index, std::move(stage), links_.is_last(index));
+    made.try_emplace(index, std::move(stage), links.is_last(index));
   }
+  return made;
 }
 
 // ---------------------------------------------------------------- steps
@@ -41,15 +64,22 @@ Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector
 Pipeline::Runner::Outputs Pipeline::Runner::step(const BackwardOptions& backward) {
   const at::AutoGradMode record(true);
   begin(backward);
+  if (backward.requires_gradient_sync) tied_.begin_step();
   const std::vector<PipelineAction>& actions = schedule_.of_rank[static_cast<size_t>(mesh_.rank("pp"))];
   for (size_t i = 0; i < actions.size(); ++i) {
     const bool then_sends = i + 1 < actions.size() && actions[i + 1].kind == Kind::kSendBackward;
     carry_out(actions[i], [&] { perform(actions[i], then_sends); });
   }
-  if (backward.is_last_backward) {
+  end_gradients();
+  return take_results();
+}
+
+void Pipeline::Runner::end_gradients() {
+  const bool adds_up = backward_.requires_gradient_sync && !tied_.empty();
+  if (backward_.is_last_backward || adds_up) {
     for (auto& [index, stage] : stages_) stage.sharded().wait_for_gradients();
   }
-  return take_results();
+  if (adds_up) tied_.add_up();
 }
 
 // Goes stage by stage, so that the ranks work at the same time, whatever the order of training.

@@ -12,6 +12,7 @@
 #include "fsdp/pipeline.h"
 #include "pipeline/stage_links.h"
 #include "pipeline/stage_runner.h"
+#include "pipeline/tied_parameters.h"
 
 namespace fsdp {
 
@@ -26,11 +27,14 @@ class Pipeline::Runner {
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::map<int, pipeline::StageRunner>& stages() const { return stages_; }
+  pipeline::TiedParameters& tied() { return tied_; }
   const std::vector<PipelinePass>& passes() const { return passes_; }
 
  private:
   using Stage = pipeline::StageRunner;
+  static std::map<int, Stage> make_stages(std::vector<PipelineStage> stages, const pipeline::StageLinks& links);
   void begin(const BackwardOptions& backward);
+  void end_gradients();
   // Runs an action. If it fails, says where, and ends the groups of all ranks, which would wait for this one.
   void carry_out(const PipelineAction& action, const std::function<void()>& body);
   void give_up(const std::string& reason);
@@ -46,6 +50,7 @@ class Pipeline::Runner {
   const PipelineOptions options_;
   pipeline::StageLinks links_;
   std::map<int, Stage> stages_;  // by index
+  pipeline::TiedParameters tied_;
 
   // Of the current step.
   BackwardOptions backward_{};

@@ -42,12 +42,13 @@ json facts_of(const PipelineSchedule& schedule, const std::vector<PipelineStage>
           {"micro-batches", schedule.micro_batches},
           {"sync_each_micro_batch", options.sync_each_micro_batch},
           {"parameters", options.parameters},
+          {"tied_parameters", options.tied_parameters},
           {"stages", std::move(of_stages)}};
 }
 
 // Throws, naming the difference, if the set-ups of two ranks differ.
 void check_same(const DeviceMesh& mesh, const json& first, const json& other, int rank) {
-  for (const char* key : {"micro-batches", "schedule", "sync_each_micro_batch", "parameters"}) {
+  for (const char* key : {"micro-batches", "schedule", "sync_each_micro_batch", "parameters", "tied_parameters"}) {
     if (first[key] == other[key]) continue;
     const auto value = [&](const json& facts) {
       return facts[key].is_string() || facts[key].is_array() ? std::string() : c10::str(" (", facts[key].dump(), ")");
@@ -57,8 +58,9 @@ void check_same(const DeviceMesh& mesh, const json& first, const json& other, in
   }
 }
 
-// Throws if two ranks hold different parameters of one stage, or two stages hold the same one.
-std::map<std::string, int> stage_of_each_parameter(const DeviceMesh& mesh, const std::vector<json>& of_ranks) {
+// Throws if two ranks hold different parameters of one stage, or two stages hold the same one, unless it is tied.
+std::map<std::string, int> stage_of_each_parameter(const DeviceMesh& mesh, const std::vector<json>& of_ranks,
+                                                   const std::vector<std::string>& tied) {
   std::map<std::string, std::pair<json, int>> stages;  // their parameters, and the first rank that holds them
   std::map<std::string, int> stage_of;
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
@@ -69,8 +71,12 @@ std::map<std::string, int> stage_of_each_parameter(const DeviceMesh& mesh, const
                   known->second.first.size(), ", and not the same ones");
       for (const json& name : is_new ? names : json::array()) {
         const auto [place, is_first] = stage_of.try_emplace(name, std::stoi(stage));
-        TORCH_CHECK(is_first, "fsdp: Pipeline: parameter '", place->first, "' is in stages ", place->second, " and ",
-                    stage, "; stages must hold different parameters, named as in the whole model");
+        const bool is_tied = std::find(tied.begin(), tied.end(), place->first) != tied.end();
+        TORCH_CHECK(is_first || is_tied, "fsdp: Pipeline: parameter '", place->first, "' is in stages ", place->second,
+                    " and ", stage,
+                    "; stages must hold different parameters, named as in the whole model, unless "
+                    "PipelineOptions::tied_parameters "
+                    "names them");
       }
     }
   }
@@ -123,7 +129,7 @@ void compare_ranks(const DeviceMesh& mesh, const PipelineSchedule& schedule, con
     of_ranks.push_back(json::parse(facts));
     check_same(mesh, of_ranks.front(), of_ranks.back(), static_cast<int>(of_ranks.size()) - 1);
   }
-  check_coverage(stage_of_each_parameter(mesh, of_ranks), options.parameters);
+  check_coverage(stage_of_each_parameter(mesh, of_ranks, options.tied_parameters), options.parameters);
 }
 
 }  // namespace fsdp::pipeline
