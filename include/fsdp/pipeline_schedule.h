@@ -73,6 +73,9 @@ struct PipelineSchedule {
 // The names that make_pipeline_schedule takes.
 const std::vector<std::string>& pipeline_schedule_names();
 
+// Returns whether make_pipeline_schedule takes this name.
+bool is_pipeline_schedule_name(std::string_view name);
+
 // Makes an order of passes, without communication. In upper or lower case, as in PyTorch:
 //   GPipe                  all forward passes, then all backward passes (Huang et al. 2019)
 //   1F1B                   as few forward passes ahead as keep all ranks busy (PipeDream-Flush, Narayanan et al. 2021)
@@ -85,6 +88,9 @@ const std::vector<std::string>& pipeline_schedule_names();
 // them that micro_batches / ranks (rounded down) divides. The orders are those of torch.distributed.pipelining. Throws
 // c10::Error if the arguments do not fit, naming the argument, its value and what is accepted.
 PipelineSchedule make_pipeline_schedule(std::string_view name, int ranks, int stages_per_rank, int micro_batches);
+
+// Returns whether there are only passes in it: no sends, receives, hints or reductions.
+bool has_passes_only(const PipelineSchedule& schedule);
 
 // Adds sends, receives, hints to gather and release stages, and reductions of gradients to an order of passes. A rank
 // receives what another one sends in the order of the sends, and no later than it uses it. Between two stages of one

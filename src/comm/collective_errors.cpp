@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "comm/error_text.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -16,8 +18,6 @@ const char* hint(const CollectiveIdentity& own, const Header& other) {
                "outputs, multiplied by zero, to that loss"
              : "";
 }
-
-double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
-// The essential part of the message of another library's error.
+// Pieces of errors' texts: the essential part of another library's error, and times.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <string>
 
@@ -13,5 +14,7 @@ inline std::string first_line(const std::exception& error) {
   const std::string text = base::message_of(error);
   return text.substr(0, text.find('\n'));
 }
+
+inline double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace fsdp::comm

@@ -2,13 +2,9 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "comm/error_text.h"
+
 namespace fsdp::comm {
-namespace {
-
-double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
-
-}  // namespace
-
 std::string MessageErrors::waits() const {
   return c10::str("rank ", rank(), sends_ ? " waits for the receiver of its " : " waits for its ",
                   identity_.describe());

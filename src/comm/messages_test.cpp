@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/memory_sharing.h"
@@ -19,9 +20,8 @@ using ::testing::Each;
 using testing::error_of;
 using testing::errors_of_ranks;
 using ::testing::HasSubstr;
+using testing::id;
 using testing::run_ranks;
-
-CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
 // Returns a tensor that depends on its sender, its receiver and its number.
 at::Tensor contents(int from, int to, int number) {

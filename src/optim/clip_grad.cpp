@@ -12,6 +12,7 @@
 #include "optim/agree.h"
 #include "optim/clip_scale.h"
 #include "optim/norm_sum.h"
+#include "optim/scale_gradients.h"
 
 namespace fsdp {
 namespace {
@@ -70,12 +71,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
   TORCH_CHECK(max_norm > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " must be positive");
   at::NoGradGuard no_grad;
   at::Tensor norm = grad_norm(norm_type, error_if_nonfinite);
-  double scale = optim::clip_scale(max_norm, norm.item<double>());
-  if (scale != 1.0) {
-    for (const at::Tensor& leaf : parameters()) {
-      if (leaf.grad().defined()) leaf.mutable_grad().mul_(scale);
-    }
-  }
+  optim::scale_gradients(parameters(), optim::clip_scale(max_norm, norm.item<double>()));
   return norm;
 }
 

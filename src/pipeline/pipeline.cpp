@@ -11,17 +11,12 @@
 
 #include "optim/clip_scale.h"
 #include "optim/norm_sum.h"
+#include "optim/scale_gradients.h"
 #include "pipeline/runner.h"
 #include "pipeline/set_up_check.h"
 
 namespace fsdp {
 namespace {
-
-bool communicates(const PipelineSchedule& schedule) {
-  return std::any_of(schedule.of_rank.begin(), schedule.of_rank.end(), [](const auto& actions) {
-    return std::any_of(actions.begin(), actions.end(), [](const PipelineAction& one) { return !computes(one.kind); });
-  });
-}
 
 // The norm of one stage's gradients, as it travels between ranks.
 struct StageNorm {
@@ -61,7 +56,7 @@ std::vector<StageNorm> gather_norms(Communicator& group, const std::vector<Stage
 Pipeline::Pipeline(DeviceMesh mesh, const PipelineSchedule& schedule, std::vector<PipelineStage> stages,
                    const PipelineOptions& options) {
   pipeline::check_stages(mesh, schedule, stages);
-  PipelineSchedule complete = communicates(schedule) ? schedule : with_communication(schedule);
+  PipelineSchedule complete = has_passes_only(schedule) ? with_communication(schedule) : schedule;
   check_pipeline_schedule(complete);
   pipeline::compare_ranks(mesh, complete, stages, options);
   runner_ = std::make_unique<Runner>(std::move(mesh), std::move(complete), std::move(stages), options);
@@ -92,12 +87,7 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type, bool err
   const at::NoGradGuard no_grad;
   at::Tensor norm = grad_norm(norm_type, error_if_nonfinite);
   const double scale = optim::clip_scale(max_norm, norm.item<double>());
-  for (const auto& [index, stage] : runner_->stages()) {
-    if (scale == 1.0) break;
-    for (const at::Tensor& leaf : stage.sharded().parameters()) {
-      if (leaf.grad().defined()) leaf.mutable_grad().mul_(scale);
-    }
-  }
+  for (const auto& [index, stage] : runner_->stages()) optim::scale_gradients(stage.sharded().parameters(), scale);
   return norm;
 }
 

@@ -1,10 +1,10 @@
 #include "pipeline/tied_parameters.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -37,6 +37,14 @@ json facts_of(const StageRunner& stage, const std::string& name) {
   return {};
 }
 
+json copies_of(const std::map<int, StageRunner>& stages, const std::string& name) {
+  json copies = json::array();
+  for (const auto& [index, stage] : stages) {
+    if (json facts = facts_of(stage, name); !facts.is_null()) copies.push_back(std::move(facts));
+  }
+  return copies;
+}
+
 void check_alike(const std::string& name, const json& first, const json& second) {
   TORCH_CHECK(first["sizes"] == second["sizes"] && first["elements"] == second["elements"],
               "fsdp: Pipeline: tied parameter '", name, "' is sharded differently in its two stages: stage ",
@@ -56,36 +64,43 @@ at::Tensor& gradient_of(const at::Tensor& leaf) {
 
 }  // namespace
 
+// A copy, and the rank of the pipeline that holds it.
+struct TiedParameters::Copy {
+  json facts;
+  int rank = 0;
+  int stage() const { return facts["stage"]; }
+};
+
 TiedParameters::TiedParameters(const std::vector<std::string>& names, const std::map<int, StageRunner>& stages,
                                int rank, std::shared_ptr<Communicator> group)
-    : rank_(rank), group_(std::move(group)) {
+    : group_(std::move(group)) {
   if (names.empty()) return;
   json own = json::object();
-  for (const std::string& name : names) {
-    own[name] = json::array();
-    for (const auto& [index, stage] : stages) {
-      if (json facts = facts_of(stage, name); !facts.is_null()) own[name].push_back(std::move(facts));
-    }
+  for (const std::string& name : names) own[name] = copies_of(stages, name);
+  std::vector<json> of_ranks;
+  for (const std::string& text : group_->all_gather_bytes(own.dump(), {"tied parameters", 0, Pass::kSetup})) {
+    of_ranks.push_back(json::parse(text));
   }
-  const std::vector<std::string> of_ranks = group_->all_gather_bytes(own.dump(), {"tied parameters", 0, Pass::kSetup});
   for (const std::string& name : names) {
-    std::vector<std::pair<json, int>> copies;  // with their ranks
+    std::vector<Copy> copies;
     for (size_t other = 0; other < of_ranks.size(); ++other) {
-      const json all = json::parse(of_ranks[other]);
-      for (const json& copy : all[name]) copies.emplace_back(copy, static_cast<int>(other));
+      for (const json& facts : of_ranks[other][name]) copies.push_back({facts, static_cast<int>(other)});
     }
-    std::sort(copies.begin(), copies.end(),
-              [](const auto& a, const auto& b) { return a.first["stage"] < b.first["stage"]; });
-    TORCH_CHECK(copies.size() == 2, "fsdp: Pipeline: tied parameter '", name,
-                "' must be in two stages, under the same ", "name; it is in ", copies.size());
-    check_alike(name, copies[0].first, copies[1].first);
-    Tie tie{name, {copies[0].second, copies[1].second}, {}, {}};
-    for (int side = 0; side < 2; ++side) {
-      if (tie.ranks[side] == rank_)
-        tie.leaves[side] = leaf_of(stages.at(copies[static_cast<size_t>(side)].first["stage"]).sharded(), name);
-    }
-    ties_.push_back(std::move(tie));
+    ties_.push_back(make_tie(name, std::move(copies), stages, rank));
   }
+}
+
+TiedParameters::Tie TiedParameters::make_tie(const std::string& name, std::vector<Copy> copies,
+                                             const std::map<int, StageRunner>& stages, int rank) {
+  TORCH_CHECK(copies.size() == 2, "fsdp: Pipeline: tied parameter '", name,
+              "' must be in two stages, under the same name; it is in ", copies.size());
+  if (copies[1].stage() < copies[0].stage()) std::swap(copies[0], copies[1]);
+  check_alike(name, copies[0].facts, copies[1].facts);
+  Tie tie{name, {copies[0].rank, copies[1].rank}, {}, {}};
+  for (size_t side = 0; side < 2; ++side) {
+    if (copies[side].rank == rank) tie.leaves[side] = leaf_of(stages.at(copies[side].stage()).sharded(), name);
+  }
+  return tie;
 }
 
 void TiedParameters::begin_step() {
@@ -102,24 +117,25 @@ void TiedParameters::begin_step() {
   }
 }
 
-at::Tensor TiedParameters::of_other(const Tie& tie, int side, const at::Tensor& own) {
-  if (tie.leaves[1 - side].defined()) return gradient_of(tie.leaves[1 - side]).clone();
+at::Tensor TiedParameters::of_other(const Tie& tie, int side) {
+  if (tie.leaves[1 - side].defined()) return gradient_of(tie.leaves[1 - side]);
   const CollectiveId id{"gradient of tied '" + tie.name + "'", step_, Pass::kReduce};
-  at::Tensor other = at::zeros_like(own);
+  // The message may still be on its way when the sum replaces the gradient.
+  const at::Tensor own = gradient_of(tie.leaves[side]).clone();
+  at::Tensor other = at::empty_like(own);
   group_->send(own, tie.ranks[1 - side], id);
   group_->recv(other, tie.ranks[1 - side], id)->wait();
   return other;
 }
 
+// Both sums are there before one of them replaces a gradient, since both copies may be on this rank. The order of two
+// summands makes no difference.
 void TiedParameters::add_up() {
   const at::NoGradGuard no_grad;
   for (Tie& tie : ties_) {
     at::Tensor sums[2];
     for (int side = 0; side < 2; ++side) {
-      if (!tie.leaves[side].defined()) continue;
-      const at::Tensor own = gradient_of(tie.leaves[side]).clone();
-      const at::Tensor other = of_other(tie, side, own);
-      sums[side] = side == 0 ? own + other : other + own;
+      if (tie.leaves[side].defined()) sums[side] = gradient_of(tie.leaves[side]) + of_other(tie, side);
     }
     for (int side = 0; side < 2; ++side) {
       if (!tie.leaves[side].defined()) continue;

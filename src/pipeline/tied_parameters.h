@@ -17,7 +17,7 @@ namespace fsdp::pipeline {
 
 // Each of the two stages has a copy, sharded in the same way over its data-parallel ranks. The gradients of the copies
 // are added up, shard by shard, after they were reduced: the two ranks with the same shard exchange 1 / F of the
-// parameter. Both add in the order of the stages, so the copies stay equal to the bit under the same optimizer.
+// parameter. Both form the same sum, so the copies stay equal to the bit under the same optimizer.
 class TiedParameters {
  public:
   // `names`: FQNs, each of a parameter in two stages. `rank`: of this process in `group`, the pipeline's. Collective;
@@ -41,9 +41,12 @@ class TiedParameters {
     at::Tensor leaves[2];   // defined on these ranks
     at::Tensor earlier[2];  // gradients of earlier steps, or undefined
   };
-  at::Tensor of_other(const Tie& tie, int side, const at::Tensor& own);
+  struct Copy;
+  static Tie make_tie(const std::string& name, std::vector<Copy> copies, const std::map<int, StageRunner>& stages,
+                      int rank);
+  // Returns the gradient of the copy that is not on this side, from the rank that has it.
+  at::Tensor of_other(const Tie& tie, int side);
 
-  const int rank_;
   const std::shared_ptr<Communicator> group_;
   std::vector<Tie> ties_;
   uint64_t step_ = 0;

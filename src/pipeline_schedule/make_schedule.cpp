@@ -41,10 +41,16 @@ bool equal_but_for_case(std::string_view a, std::string_view b) {
                     [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
-const KnownSchedule& find_schedule(std::string_view name) {
+// Returns null if there is none of this name.
+const KnownSchedule* look_up(std::string_view name) {
   for (const KnownSchedule& known : known_schedules()) {
-    if (equal_but_for_case(known.name, name)) return known;
+    if (equal_but_for_case(known.name, name)) return &known;
   }
+  return nullptr;
+}
+
+const KnownSchedule& find_schedule(std::string_view name) {
+  if (const KnownSchedule* known = look_up(name)) return *known;
   TORCH_CHECK(false, "unknown pipeline schedule \"", name, "\": expected one of ",
               c10::Join(", ", pipeline_schedule_names()));
 }
@@ -86,6 +92,8 @@ const std::vector<std::string>& pipeline_schedule_names() {
   }();
   return names;
 }
+
+bool is_pipeline_schedule_name(std::string_view name) { return look_up(name) != nullptr; }
 
 PipelineSchedule make_pipeline_schedule(std::string_view name, int ranks, int stages_per_rank, int micro_batches) {
   const KnownSchedule& known = find_schedule(name);

@@ -124,6 +124,12 @@ class MessagePlacer {
 
 }  // namespace
 
+bool has_passes_only(const PipelineSchedule& schedule) {
+  return std::all_of(schedule.of_rank.begin(), schedule.of_rank.end(), [](const auto& order) {
+    return std::all_of(order.begin(), order.end(), [](const PipelineAction& action) { return computes(action.kind); });
+  });
+}
+
 PipelineSchedule with_communication(const PipelineSchedule& passes, int max_active_stages) {
   TORCH_CHECK(max_active_stages > 0, "max_active_stages must be at least 1, not ", max_active_stages);
   pipeline_schedule::check_well_formed(passes);

@@ -4,7 +4,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -17,29 +16,14 @@
 namespace fsdp::trainer {
 namespace {
 
-bool names_a_schedule(const std::string& text) {
-  const auto lower = [](std::string word) {
-    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
-    return word;
-  };
-  const std::vector<std::string>& names = pipeline_schedule_names();
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return lower(name) == lower(text); });
-}
-
 PipelineSchedule schedule_of(const ScheduleCommand& command) {
-  if (names_a_schedule(command.schedule)) {
+  if (is_pipeline_schedule_name(command.schedule)) {
     return make_pipeline_schedule(command.schedule, command.ranks, command.stages_per_rank, command.micro_batches);
   }
   std::ifstream file(command.schedule);
   TORCH_CHECK(file, "\"", command.schedule, "\" is neither a schedule (one of ",
               c10::Join(", ", pipeline_schedule_names()), ") nor a file that can be read");
   return read_pipeline_csv(file, command.schedule);
-}
-
-bool has_passes_only(const PipelineSchedule& schedule) {
-  return std::all_of(schedule.of_rank.begin(), schedule.of_rank.end(), [](const auto& actions) {
-    return std::all_of(actions.begin(), actions.end(), [](const PipelineAction& one) { return computes(one.kind); });
-  });
 }
 
 std::string count_of(int count, const char* what) { return c10::str(count, " ", what, count == 1 ? "" : "s"); }
