@@ -1,0 +1,155 @@
+// A model of blocks that is cut into stages, and its training.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
+#include "fsdp/pipeline.h"
+
+namespace fsdp::testing {
+
+using Ranks = std::shared_ptr<Communicator>;
+using Weights = std::map<std::string, at::Tensor>;
+
+inline constexpr int64_t kWidth = 7;
+inline constexpr int kBlocks = 12;
+inline constexpr int kSteps = 3;
+
+// The blocks [begin, end) of a model with `kBlocks` of them, with the initial values and names of the whole model.
+struct Blocks : torch::nn::Module {
+  Blocks(int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      linear.push_back(register_module("block" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+      const at::NoGradGuard no_grad;
+      linear.back()->weight.copy_(torch::sin(torch::arange(kWidth * kWidth) * (0.7 + 0.1 * i)).view({kWidth, kWidth}) /
+                                  kWidth);
+      linear.back()->bias.copy_(torch::cos(torch::arange(kWidth) + i));
+    }
+  }
+  at::Tensor forward(at::Tensor hidden) {
+    for (auto& block : linear) hidden = hidden + torch::tanh(block->forward(hidden));
+    return hidden;
+  }
+  std::vector<torch::nn::Linear> linear;
+};
+
+// Samples of one micro-batch of a data-parallel rank. Their number differs, as with sequences of several lengths.
+inline at::Tensor samples(int step, int micro_batch, int data_rank = 0) {
+  const int rows = 2 + micro_batch % 3;
+  return ((torch::arange(rows * kWidth) * (step + 3) + 5 * micro_batch + 11 * data_rank) % 13).view({rows, kWidth}) /
+         13.0;
+}
+
+inline at::Tensor loss_of(const at::Tensor& hidden, int micro_batches) {
+  return (hidden * hidden).mean() / micro_batches;
+}
+
+struct Training {
+  std::vector<float> losses;
+  Weights weights;
+};
+
+inline torch::optim::AdamW make_optimizer(std::vector<at::Tensor> parameters) {
+  return torch::optim::AdamW(std::move(parameters), torch::optim::AdamWOptions(0.01));
+}
+
+inline void add_weights(ShardedModule& sharded, Weights& weights) {
+  sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { weights[fqn] = full.clone(); });
+}
+
+inline Options options_of(const std::shared_ptr<Communicator>& group, ShardingStrategy strategy) {
+  Options options;
+  options.communicator = group;
+  options.sharding_strategy = strategy;
+  options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+  return options;
+}
+
+// A rank's stages of the model, and their training.
+class StagesOfRank {
+ public:
+  StagesOfRank(const Ranks& world, const PipelineSchedule& schedule, ShardingStrategy strategy,
+               const PipelineOptions& options = {})
+      : mesh_(DeviceMesh::make(world, {{"pp", schedule.ranks()}, {"dp_shard", -1}})) {
+    const auto group = mesh_.data_parallel().world;
+    std::vector<PipelineStage> stages;
+    for (int index = 0; index < schedule.stages(); ++index) {
+      if (schedule.rank_of_stage[static_cast<size_t>(index)] != mesh_.rank("pp")) continue;
+      auto blocks =
+          std::make_shared<Blocks>(kBlocks * index / schedule.stages(), kBlocks * (index + 1) / schedule.stages());
+      auto sharded = fully_shard(*blocks, options_of(group, strategy));
+      stages.push_back({index, sharded, [this, blocks, index, &schedule](const auto& inputs, int micro_batch) {
+                          return forward(*blocks, index, schedule, inputs, micro_batch);
+                        }});
+      modules_.push_back(std::move(blocks));
+      sharded_.push_back(std::move(sharded));
+    }
+    pipeline_.emplace(mesh_, schedule, stages, options);
+  }
+
+  Training train() {
+    std::vector<at::Tensor> parameters;
+    for (const auto& stage : sharded_) {
+      for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
+    }
+    auto optimizer = make_optimizer(parameters);
+    Training result;
+    for (step_ = 0; step_ < kSteps; ++step_) {
+      for (const auto& stage : sharded_) stage->zero_grad();
+      for (const auto& outputs : pipeline_->step()) result.losses.push_back(outputs.front().item<float>());
+      optimizer.step();
+    }
+    for (const auto& stage : sharded_) add_weights(*stage, result.weights);
+    return result;
+  }
+
+  DeviceMesh& mesh() { return mesh_; }
+  Pipeline& pipeline() { return *pipeline_; }
+  ShardedModule& sharded(size_t stage) { return *sharded_.at(stage); }
+
+ private:
+  std::vector<at::Tensor> forward(Blocks& blocks, int index, const PipelineSchedule& schedule,
+                                  const std::vector<at::Tensor>& inputs, int micro_batch) {
+    const bool is_first = index == 0, is_last = index == schedule.stages() - 1;
+    const at::Tensor hidden =
+        blocks.forward(is_first ? samples(step_, micro_batch, mesh_.rank("dp_shard")).to(at::kFloat) : inputs.at(0));
+    return {is_last ? loss_of(hidden, schedule.micro_batches) : hidden};
+  }
+
+  DeviceMesh mesh_;
+  std::vector<std::shared_ptr<Blocks>> modules_;
+  std::vector<std::shared_ptr<ShardedModule>> sharded_;
+  std::optional<Pipeline> pipeline_;
+  int step_ = 0;
+};
+
+// Two stages of one Linear each, with forward functions of a test's own.
+struct TwoStages {
+  TwoStages(const Ranks& world, const std::string& schedule, int micro_batches, StageForward first, StageForward last)
+      : mesh(DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}})), rank(mesh.rank("pp")) {
+    linear = torch::nn::Linear(3, 3);
+    module.register_module("linear" + std::to_string(rank), linear);
+    sharded = fully_shard(module, options_of(mesh.data_parallel().world, ShardingStrategy::kShardGradOp));
+    pipeline.emplace(mesh, make_pipeline_schedule(schedule, 2, 1, micro_batches),
+                     std::vector<PipelineStage>{{rank, sharded, rank == 0 ? std::move(first) : std::move(last)}});
+  }
+  DeviceMesh mesh;
+  int rank;
+  torch::nn::Module module;
+  torch::nn::Linear linear{nullptr};
+  std::shared_ptr<ShardedModule> sharded;
+  std::optional<Pipeline> pipeline;
+};
+
+// A stage that computes nothing.
+inline std::vector<at::Tensor> nothing(const std::vector<at::Tensor>&, int) { return {}; }
+
+}  // namespace fsdp::testing
