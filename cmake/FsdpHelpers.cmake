@@ -1,6 +1,9 @@
 # Building blocks of the build: layers, the library, tests, and what makes builds fast.
 
-# ccache and mold where they are installed.
+get_filename_component(FSDP_ROOT "${CMAKE_CURRENT_LIST_DIR}" DIRECTORY)
+
+# ccache and mold where they are installed. Paths in texts of the code (__FILE__, also in LibTorch's headers) are relative to
+# the project's folder: a clone in another folder then finds its objects in the cache.
 macro(fsdp_use_fast_tools)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -10,6 +13,7 @@ macro(fsdp_use_fast_tools)
   if(MOLD_PROGRAM)
     add_link_options(-fuse-ld=mold)
   endif()
+  add_compile_options("-fmacro-prefix-map=${FSDP_ROOT}/=")
 endmacro()
 
 macro(fsdp_use_sanitizers names)
