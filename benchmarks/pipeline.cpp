@@ -99,7 +99,7 @@ Training pipelined_training(const Setting& setting, const std::shared_ptr<Commun
   const PipelineSchedule schedule =
       make_pipeline_schedule(setting.schedule, ranks, setting.stages_per_rank, setting.micro_batches);
   Options options;
-  options.communicator = mesh.data_parallel().world;
+  options.mesh = mesh.data_parallel();
   options.sharding_strategy = ShardingStrategy::kShardGradOp;
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
   Training training;

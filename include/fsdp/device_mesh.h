@@ -11,7 +11,7 @@
 //   tp            tensor parallel: each holds a part of each layer; best within a host
 //
 //   auto mesh = fsdp::DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
-//   options.communicator = mesh.data_parallel().world;
+//   options.mesh = mesh.data_parallel();
 #pragma once
 
 #include <map>
@@ -50,9 +50,8 @@ class DeviceMesh {
   // one.
   std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names);
 
-  // The ranks over which fully_shard shards and replicates: `world` are those of dp_replicate and dp_shard, which
-  // Options::communicator takes. With dp_replicate above 1 it is 2-D, and hybrid strategies take it as Options::mesh.
-  // Collective at the first call.
+  // The ranks over which fully_shard shards and replicates, for Options::mesh: `world` are those of dp_replicate and
+  // dp_shard. With dp_replicate above 1 it is 2-D, as hybrid strategies need it. Collective at the first call.
   ProcessMesh data_parallel();
 
   const std::shared_ptr<Communicator>& world() const { return world_; }
@@ -67,6 +66,7 @@ class DeviceMesh {
   DeviceMesh(std::shared_ptr<Communicator> world, std::vector<MeshDimension> dimensions);
 
   int coordinate(size_t dimension, int rank) const;
+  std::string coordinates(int rank) const;
   std::vector<int> ranks_that_differ_in(const std::vector<bool>& dimensions) const;
   std::shared_ptr<Communicator> make_group(const std::vector<bool>& dimensions, const std::string& names) const;
   std::vector<bool> mask_of(const std::vector<std::string>& names) const;

@@ -19,11 +19,16 @@ struct ProcessMesh {
   std::shared_ptr<Communicator> world;      // all ranks; units that are not hybrid are sharded over them
   std::shared_ptr<Communicator> shard;      // the ranks that together hold one copy of the model
   std::shared_ptr<Communicator> replicate;  // the ranks that hold the same part as this one
+  std::string coordinates = {};             // for texts: where this rank is in a DeviceMesh, "pp 1, dp_shard 0", or ""
 
   bool is_2d() const { return shard && replicate; }
   // The rank of this process among all ranks: its rank in `world`, or its number counted through the shard groups.
   int rank() const { return world ? world->rank() : replicate->rank() * shard->size() + shard->rank(); }
   int size() const { return world ? world->size() : replicate->size() * shard->size(); }
+  // Its number among the ranks of which those of the mesh may be a part: the data-parallel ranks of a pipeline's stage.
+  int world_rank() const { return world ? world->world_rank(world->rank()) : rank(); }
+  // "rank 5 (pp 1, dp_shard 0)": this process, for messages.
+  std::string where() const;
 };
 
 // Makes ranks [k F, (k + 1) F) of `world` shard group k. Collective. Throws if F does not divide the number of ranks.

@@ -75,8 +75,9 @@ struct Options {
 
   // The communicator of all ranks. Required, unless `mesh` is given.
   std::shared_ptr<Communicator> communicator;
-  // For hybrid strategies: a mesh with a shard group and a replicate group (mesh.h). Its `world` may be missing if all
-  // units are hybrid. Unset: hybrid units use make_mesh_of_hosts(communicator), made once for each communicator.
+  // In place of `communicator`, a mesh (mesh.h, device_mesh.h). For hybrid strategies one with a shard group and a
+  // replicate group, whose `world` may be missing if all units are hybrid. Without such groups, hybrid units use
+  // make_mesh_of_hosts(world), made once for each world.
   std::optional<ProcessMesh> mesh;
   // Whether the optimizer gets one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.

@@ -123,7 +123,10 @@ std::shared_ptr<Communicator> DeviceMesh::flatten(const std::vector<std::string>
 }
 
 ProcessMesh DeviceMesh::data_parallel() {
-  ProcessMesh mesh{.world = flatten({"dp_replicate", "dp_shard"}), .shard = nullptr, .replicate = nullptr};
+  ProcessMesh mesh{.world = flatten({"dp_replicate", "dp_shard"}),
+                   .shard = nullptr,
+                   .replicate = nullptr,
+                   .coordinates = coordinates(world_->rank())};
   if (size("dp_replicate") > 1) {
     mesh.shard = group("dp_shard");
     mesh.replicate = group("dp_replicate");
@@ -132,11 +135,17 @@ ProcessMesh DeviceMesh::data_parallel() {
 }
 
 std::string DeviceMesh::where(int rank) const {
+  const std::string place = coordinates(rank);
+  return c10::str("rank ", rank, place.empty() ? "" : " (" + place + ")");
+}
+
+// Dimensions of size 1 are left out.
+std::string DeviceMesh::coordinates(int rank) const {
   std::vector<std::string> parts;
   for (size_t i = 0; i < dimensions_.size(); ++i) {
     if (dimensions_[i].size > 1) parts.push_back(c10::str(dimensions_[i].name, " ", coordinate(i, rank)));
   }
-  return c10::str("rank ", rank, parts.empty() ? "" : " (" + c10::Join(", ", parts) + ")");
+  return c10::Join(", ", parts);
 }
 
 int DeviceMesh::coordinate(size_t dimension, int rank) const {

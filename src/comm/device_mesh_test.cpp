@@ -57,6 +57,8 @@ TEST(DeviceMesh, IsViewedByFullyShardAsItsDataParallelRanks) {
     DeviceMesh plain = DeviceMesh::make(world, {{"dp_shard", 4}, {"tp", 2}});
     EXPECT_FALSE(plain.data_parallel().is_2d());
     EXPECT_EQ(plain.data_parallel().world, plain.group("dp_shard"));
+    EXPECT_EQ(plain.data_parallel().where(), plain.where());
+    EXPECT_EQ(plain.group("cp")->world_rank(0), world->rank());
   });
 }
 

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -28,12 +29,17 @@ class EventWork final : public Work {
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(int rank, int size, std::string backend)
-      : rank_(rank), size_(size), backend_(std::move(backend)), sent_(rank, size) {}
+  LocalCommunicator(int rank, std::vector<int> names, std::string backend)
+      : rank_(rank),
+        size_(static_cast<int>(names.size())),
+        names_(std::move(names)),
+        backend_(std::move(backend)),
+        sent_(rank_, size_) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string backend() const override { return backend_; }
+  int world_rank(int rank) const override { return names_.at(static_cast<size_t>(rank)); }
 
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
     check_all_gather(output, input, size_, id);
@@ -97,12 +103,14 @@ class LocalCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
-    return make_local_communicator(check_subgroup(members, rank_, size_, id), static_cast<int>(members.size()),
-                                   backend_);
+    const int position = check_subgroup(members, rank_, size_, id);
+    std::vector<int> names;
+    for (int member : members) names.push_back(world_rank(member));
+    return std::make_shared<LocalCommunicator>(position, std::move(names), backend_);
   }
 
   std::shared_ptr<Communicator> twin() override {
-    if (!twin_) twin_ = make_local_communicator(rank_, size_, backend_);
+    if (!twin_) twin_ = std::make_shared<LocalCommunicator>(rank_, names_, backend_);
     return twin_;
   }
 
@@ -114,6 +122,7 @@ class LocalCommunicator final : public Communicator {
  private:
   int rank_;
   int size_;
+  std::vector<int> names_;
   std::string backend_;
   PayloadCount sent_;
   std::shared_ptr<Communicator> twin_;
@@ -123,9 +132,14 @@ class LocalCommunicator final : public Communicator {
 
 std::unique_ptr<Work> make_done_work(c10::Device device) { return std::make_unique<EventWork>(device); }
 
-std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::string backend) {
+std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::string backend, std::vector<int> names) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
-  return std::make_shared<LocalCommunicator>(rank, size, std::move(backend));
+  if (names.empty()) {
+    names.resize(static_cast<size_t>(size));
+    std::iota(names.begin(), names.end(), 0);
+  }
+  TORCH_INTERNAL_ASSERT(names.size() == static_cast<size_t>(size));
+  return std::make_shared<LocalCommunicator>(rank, std::move(names), std::move(backend));
 }
 
 std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own) {

@@ -51,6 +51,10 @@ Groups group_by_host(const std::vector<std::string>& hosts) {
 
 }  // namespace
 
+std::string ProcessMesh::where() const {
+  return c10::str("rank ", world_rank(), coordinates.empty() ? "" : " (" + coordinates + ")");
+}
+
 ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_factor) {
   TORCH_CHECK(world, "fsdp: make_mesh: the communicator is null");
   TORCH_CHECK(sharding_factor >= 1 && world->size() % sharding_factor == 0, "fsdp: make_mesh: sharding factor ",

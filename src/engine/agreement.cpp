@@ -95,8 +95,9 @@ std::string describe_sharding(const Engine& engine) {
 
 namespace {
 
-// `rank_of`: returns the global rank of a rank in the group.
-void compare_over(Communicator& group, const std::string& text, int own_rank, const std::function<int(int)>& rank_of) {
+// `where`: this rank. `rank_of`: returns the number among all ranks of a rank in the group.
+void compare_over(Communicator& group, const std::string& text, const std::string& where,
+                  const std::function<int(int)>& rank_of) {
   if (group.size() == 1) return;
   std::vector<std::string> hashes =
       group.all_gather_bytes(base::digest_of(text), {"digest of the sharding", 0, Pass::kSetup});
@@ -105,7 +106,7 @@ void compare_over(Communicator& group, const std::string& text, int own_rank, co
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) {
       auto [first, other] = first_difference(texts[0], texts[rank]);
-      TORCH_CHECK(false, "fsdp: rank ", own_rank,
+      TORCH_CHECK(false, "fsdp: ", where,
                   ": the ranks do not shard the same model in the same way. First difference: rank ", rank_of(0),
                   " has [", first, "], rank ", rank_of(static_cast<int>(rank)), " has [", other, "]");
     }
@@ -118,12 +119,12 @@ void compare_sharding(Engine& engine) {
   const ProcessMesh& mesh = engine.mesh();
   std::string text = describe_sharding(engine);
   if (mesh.world) {
-    compare_over(*mesh.world, text, mesh.rank(), [](int rank) { return rank; });
+    compare_over(*mesh.world, text, mesh.where(), [&](int rank) { return mesh.world->world_rank(rank); });
     return;
   }
   int factor = mesh.shard->size();
-  compare_over(*mesh.shard, text, mesh.rank(), [&](int rank) { return mesh.replicate->rank() * factor + rank; });
-  compare_over(*mesh.replicate, text, mesh.rank(), [&](int rank) { return rank * factor + mesh.shard->rank(); });
+  compare_over(*mesh.shard, text, mesh.where(), [&](int rank) { return mesh.replicate->rank() * factor + rank; });
+  compare_over(*mesh.replicate, text, mesh.where(), [&](int rank) { return rank * factor + mesh.shard->rank(); });
 }
 
 }  // namespace fsdp::engine

@@ -162,7 +162,7 @@ std::string GradientFlow::agree_on_gradients() {
   });
   for (Communicator* group : groups_) {
     for (const std::string& theirs : group->all_gather_bytes(found, {reducer_.describe_backward(), 0, Pass::kReduce})) {
-      TORCH_CHECK(theirs.size() == found.size(), "fsdp: rank ", context_.rank(), ": another rank has ", theirs.size(),
+      TORCH_CHECK(theirs.size() == found.size(), "fsdp: ", context_.where(), ": another rank has ", theirs.size(),
                   " FlatParameters with gradients, this one ", found.size());
       std::transform(found.begin(), found.end(), theirs.begin(), found.begin(), std::bit_or<char>());
     }

@@ -181,14 +181,14 @@ std::string MemoryAccount::report(const std::vector<MemoryCategory>& more) {
   std::vector<MemoryCategory> all = categories();
   all.insert(all.end(), more.begin(), more.end());
   return c10::str(kHeading, " (activations and memory outside these categories are not included):\n",
-                  memory_table(context_.rank(), all), "gathered units: ", gathered_units(tree_));
+                  memory_table(context_.options.mesh.world_rank(), all), "gathered units: ", gathered_units(tree_));
 }
 
 bool has_memory_report(const std::string& message) { return message.find(kHeading) != std::string::npos; }
 
 void MemoryAccount::explain(c10::Error& error, const std::string& doing) {
   if (base::is_out_of_memory(error) && !has_memory_report(base::message_of(error))) {
-    error.add_context(c10::str("rank ", context_.rank(), " ran out of memory: ", doing, "\n", report()));
+    error.add_context(c10::str(context_.where(), " ran out of memory: ", doing, "\n", report()));
   }
 }
 

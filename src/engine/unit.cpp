@@ -171,7 +171,7 @@ std::string Unit::flat_name(size_t index) const {
   return index == 0 ? c10::str(name_, ".flat_param") : c10::str(name_, ".flat_param_", index + 1);
 }
 
-std::string Unit::where() const { return c10::str("rank ", context_->rank(), ": unit '", name_, "'"); }
+std::string Unit::where() const { return c10::str(context_->where(), ": unit '", name_, "'"); }
 
 CollectiveId Unit::next_id(Pass pass) {
   const int64_t model = context_->options.model;

@@ -3,6 +3,8 @@
 
 #include <c10/core/Device.h>
 
+#include <string>
+
 #include "engine/engine_options.h"
 #include "engine/engine_streams.h"
 
@@ -19,7 +21,7 @@ struct UnitContext {
                 options.overlap.high_priority_streams ? base::StreamPriority::kHigh : base::StreamPriority::kNormal) {}
 
   c10::Device device() const { return options.memory.compute_device(); }
-  int rank() const { return options.mesh.rank(); }
+  std::string where() const { return options.mesh.where(); }  // this rank, for messages
 
   Engine& engine;  // gets uses and gradients of the units' parameters
   const EngineOptions options;

@@ -96,7 +96,7 @@ CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOp
 }
 
 void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member) {
-  TORCH_CHECK(cut.fits, "fsdp: rank ", member.context().rank(), ": auto_units: memory_bound of ", *options.memory_bound,
+  TORCH_CHECK(cut.fits, "fsdp: ", member.context().where(), ": auto_units: memory_bound of ", *options.memory_bound,
               " bytes is too small: even with the smallest units (the parameters of one operator), "
               "gathered parameters and gradient buffers take ",
               cut.needed_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");

@@ -34,8 +34,7 @@ std::vector<Unit*> UnitTree::made_for(const void* module) const {
       found.push_back(unit.get());
     }
   }
-  TORCH_CHECK(!found.empty(), "fsdp: rank ", context_.rank(),
-              ": no unit was made for this module itself; units are made ",
+  TORCH_CHECK(!found.empty(), "fsdp: ", context_.where(), ": no unit was made for this module itself; units are made ",
               "for modules that fully_shard was called on or that the wrap policy picked (see describe_units)");
   return found;
 }

@@ -15,7 +15,7 @@ std::vector<MemoryCategory> Diagnostics::memory() const { return engine_->curren
 std::string Diagnostics::memory_summary(const std::vector<MemoryCategory>& more) const {
   std::vector<MemoryCategory> categories = memory();
   categories.insert(categories.end(), more.begin(), more.end());
-  return engine::memory_table(engine_->current().mesh().rank(), categories);
+  return engine::memory_table(engine_->current().mesh().world_rank(), categories);
 }
 
 std::string Diagnostics::explain_out_of_memory(const std::exception& error,

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "comm/checked/checked_communicator.h"
-#include "comm/world_rank.h"
 
 namespace fsdp::frontend {
 namespace {
@@ -61,20 +60,25 @@ std::shared_ptr<comm::CollectiveMonitor> monitor_for(const ProcessMesh& mesh, co
       return monitor;
     }
   }
-  return std::make_shared<comm::CollectiveMonitor>(comm::world_rank(mesh), debug);
+  return std::make_shared<comm::CollectiveMonitor>(mesh.world_rank(), debug);
 }
 
 }  // namespace
 
 ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
   ProcessMesh mesh = options.mesh.value_or(ProcessMesh{});
-  TORCH_CHECK(!options.mesh || mesh.is_2d(), "fsdp: unit '", unit,
-              "': Options::mesh must have both a shard group and a replicate group (make_mesh, make_mesh_of_hosts)");
+  TORCH_CHECK(!options.mesh || mesh.is_2d() || (mesh.world && !mesh.shard && !mesh.replicate), "fsdp: unit '", unit,
+              "': Options::mesh must have both a shard group and a replicate group, or a world alone (make_mesh, ",
+              "make_mesh_of_hosts, DeviceMesh::data_parallel)");
   TORCH_CHECK(!mesh.world || !options.communicator || mesh.world == options.communicator, "fsdp: unit '", unit,
               "': Options::communicator is not the world of Options::mesh");
   mesh.world = mesh.world ? mesh.world : options.communicator;
   TORCH_CHECK(mesh.world || mesh.is_2d(), "fsdp: unit '", unit, "': Options::communicator is not set");
-  if (is_hybrid(options.sharding_strategy) && !mesh.is_2d()) mesh = mesh_of_hosts(mesh.world);
+  if (is_hybrid(options.sharding_strategy) && !mesh.is_2d()) {
+    const ProcessMesh hosts = mesh_of_hosts(mesh.world);
+    mesh.shard = hosts.shard;
+    mesh.replicate = hosts.replicate;
+  }
   return mesh;
 }
 
@@ -83,7 +87,8 @@ ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug) {
   const auto over = [&](const std::shared_ptr<Communicator>& group, const char* name) {
     return group ? comm::CheckedCommunicator::over(group, monitor, name) : nullptr;
   };
-  return {over(mesh.world, "world"), over(mesh.shard, "shard group"), over(mesh.replicate, "replicate group")};
+  return {over(mesh.world, "world"), over(mesh.shard, "shard group"), over(mesh.replicate, "replicate group"),
+          mesh.coordinates};
 }
 
 std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group) {
@@ -96,6 +101,7 @@ ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::
   merge(merged.world, b.world, "communicator", unit);
   merge(merged.shard, b.shard, "mesh (shard group)", unit);
   merge(merged.replicate, b.replicate, "mesh (replicate group)", unit);
+  if (merged.coordinates.empty()) merged.coordinates = b.coordinates;
   return merged;
 }
 

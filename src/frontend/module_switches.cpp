@@ -41,7 +41,7 @@ Units units_of(const engine::Engine& engine, const torch::nn::Module& module, bo
     const auto is_meant = [&](const engine::AnnotatedModule& one) { return modules.count(one.identity) > 0; };
     if (std::any_of(origin.begin(), origin.end(), is_meant)) found.push_back(unit);
   }
-  TORCH_CHECK(!found.empty(), "fsdp: rank ", engine.mesh().rank(), ": ", call, ": no unit was made for the module of ",
+  TORCH_CHECK(!found.empty(), "fsdp: ", engine.mesh().where(), ": ", call, ": no unit was made for the module of ",
               "class ", module.name(), recurse ? " or for a module below it" : "", "; units are made for modules that ",
               "fully_shard was called on or that the wrap policy picked; those of Options::auto_units belong to the ",
               "module that fully_shard was called on (see describe_units)");

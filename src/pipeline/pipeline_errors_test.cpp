@@ -39,6 +39,21 @@ TEST(PipelineErrors, ANormThatIsNotFiniteIsAnErrorOnAllRanks) {
   });
   EXPECT_THAT(errors, Each(HasSubstr("Pipeline: the norm of the gradients is inf (error_if_nonfinite is set)")));
 }
+
+TEST(PipelineErrors, OfTheEngineNameTheRankAmongAllAndItsCoordinates) {
+  for (const int ranks : {2, 4}) {
+    const auto errors = errors_of_ranks(ranks, [](Ranks world) {
+      StagesOfRank stages(world, make_pipeline_schedule("1F1B", 2, 1, 1), kShardGradOp);
+      stages.sharded(0).set_requires_gradient_sync(*torch::nn::Linear(1, 1), false);
+    });
+    const std::vector<std::string> places =
+        ranks == 2 ? std::vector<std::string>{"rank 0 (pp 0): ", "rank 1 (pp 1): "}
+                   : std::vector<std::string>{"rank 0 (pp 0, dp_shard 0): ", "rank 1 (pp 0, dp_shard 1): ",
+                                              "rank 2 (pp 1, dp_shard 0): ", "rank 3 (pp 1, dp_shard 1): "};
+    for (size_t rank = 0; rank < places.size(); ++rank) EXPECT_THAT(errors[rank], HasSubstr("fsdp: " + places[rank]));
+  }
+}
+
 TEST(PipelineErrors, TheWatchdogNamesTheActivationThatIsLate) {
   std::mutex mutex;
   std::string said;
@@ -50,7 +65,7 @@ TEST(PipelineErrors, TheWatchdogNamesTheActivationThatIsLate) {
     DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}});
     const int stage = mesh.rank("pp");
     Blocks blocks(stage, stage + 1);
-    Options options = options_of(mesh.data_parallel().world, kShardGradOp);
+    Options options = options_of(mesh.data_parallel(), kShardGradOp);
     options.debug.watchdog_warning = std::chrono::milliseconds(100);
     options.debug.log = [&](const std::string& line) {
       const std::lock_guard lock(mutex);
@@ -129,7 +144,7 @@ std::vector<std::string> errors_of_set_up(const std::function<Given(int rank)>& 
     const Given set_up = of_rank(world->rank());
     DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}});
     Blocks blocks(set_up.first_block, set_up.first_block + 1);
-    auto sharded = fully_shard(blocks, options_of(mesh.data_parallel().world, kShardGradOp));
+    auto sharded = fully_shard(blocks, options_of(mesh.data_parallel(), kShardGradOp));
     std::vector<PipelineStage> stages;
     for (const int index : set_up.stages) stages.push_back({index, sharded, nothing});
     Pipeline(mesh, set_up.schedule, stages, set_up.options);

@@ -98,7 +98,7 @@ TEST(Pipelines, TrainAsOneProcessToTheBit) {
 // Trains the whole model sharded over data-parallel ranks, without a pipeline.
 Training train_sharded(const Ranks& world, int micro_batches, ShardingStrategy strategy) {
   Blocks model(0, kBlocks);
-  auto sharded = fully_shard(model, options_of(world, strategy));
+  auto sharded = fully_shard(model, options_of({.world = world}, strategy));
   auto optimizer = make_optimizer(sharded->parameters());
   Training result;
   for (int step = 0; step < kSteps; ++step) {

@@ -24,18 +24,13 @@ bool stays_gathered(const pipeline::StageRunner& stage) {
                       [](const auto& unit) { return reshards_after_forward(unit->options().strategy); });
 }
 
-// Returns the pipeline's group with a flight record and a watchdog, as the options of the stages say (DebugOptions).
-// Groups of one rank do not know its number among all, so a stage of one rank has a record of its own. Collective.
+// Returns the pipeline's group with the flight record and the watchdog of the stages' groups (DebugOptions).
+// Collective.
 std::shared_ptr<Communicator> watched(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages) {
   const std::shared_ptr<Communicator> group = mesh.group("pp");
   const ProcessMesh& of_stage = stages.front().sharded->engine().mesh();
-  auto monitor = comm::CheckedCommunicator::monitor_over(of_stage.world ? *of_stage.world : *of_stage.shard);
-  if (!monitor) return group;
-  if (of_stage.size() == 1) {
-    const int rank = mesh.world()->world_rank(mesh.world()->rank());
-    monitor = std::make_shared<comm::CollectiveMonitor>(rank, monitor->options());
-  }
-  return comm::CheckedCommunicator::over(group, monitor, "pipeline");
+  const auto monitor = comm::CheckedCommunicator::monitor_over(of_stage.world ? *of_stage.world : *of_stage.shard);
+  return monitor ? comm::CheckedCommunicator::over(group, monitor, "pipeline") : group;
 }
 
 }  // namespace

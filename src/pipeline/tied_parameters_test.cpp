@@ -85,7 +85,7 @@ TEST(TiedParameters, TrainAsInOneProcessAndStayEqual) {
         DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
         const bool first = mesh.rank("pp") == 0;
         Tied model(first ? 0 : 5, first ? 5 : kBlocks, first, !first);
-        auto options = options_of(mesh.data_parallel().world, kShardGradOp);
+        auto options = options_of(mesh.data_parallel(), kShardGradOp);
         options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl, torch::nn::EmbeddingImpl>();
         auto sharded = fully_shard(model, options);
         int step = 0;
@@ -125,7 +125,7 @@ TEST(TiedParameters, ThatDifferAreNamed) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
       const bool first = mesh.rank("pp") == 0;
       Tied model(first ? 0 : 6, first ? 6 : kBlocks, first, !first);
-      Options options = options_of(mesh.data_parallel().world, kShardGradOp);
+      Options options = options_of(mesh.data_parallel(), kShardGradOp);
       options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl, torch::nn::EmbeddingImpl>();
       change(model, options, first);
       auto sharded = fully_shard(model, options);

@@ -87,8 +87,8 @@ std::vector<Mismatch> ModelLoader::mismatches(const Target& target, const std::v
       wrong.push_back({name, shown(tensor), shown(target.tensor)});
     } else if (const std::string lack = lacking(source_, given, wanted); !lack.empty()) {
       wrong.push_back({name, shown(tensor) + " without " + lack,
-                       c10::str("elements [", target.begin, ", ", target.end, "), which rank ",
-                                model_.engine().mesh().rank(), " holds")});
+                       c10::str("elements [", target.begin, ", ", target.end, "), which ",
+                                model_.engine().mesh().where(), " holds")});
     } else if (wrong.empty() && given != found.front().given &&
                !source_.same_elements(found.front().given, given, wanted)) {
       wrong.push_back(other_values(name, found.front().name));

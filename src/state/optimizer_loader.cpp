@@ -38,7 +38,7 @@ OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& opt
     : optimizer_(optimizer),
       saved_(saved),
       groups_(held_leaves(model, optimizer)),
-      rank_(model.engine().mesh().rank()),
+      where_(model.engine().mesh().where()),
       with_options_(with_options),
       names_(saved.parameters(), rename) {}
 
@@ -118,7 +118,7 @@ std::optional<Mismatch> OptimizerLoader::mismatch(const HeldPart& part, const st
     const std::string lack = lacking(*saved_.tensors, stored, {part.begin, part.end, part.strides});
     if (!lack.empty()) {
       return Mismatch{here, shown(tensor) + " without " + lack,
-                      c10::str("elements [", part.begin, ", ", part.end, "), which rank ", rank_, " holds")};
+                      c10::str("elements [", part.begin, ", ", part.end, "), which ", where_, " holds")};
     }
   }
   return std::nullopt;

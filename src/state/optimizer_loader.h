@@ -46,7 +46,7 @@ class OptimizerLoader final : public Loader {
   OptimizerState& optimizer_;
   const SavedOptimizer& saved_;
   std::vector<std::vector<HeldLeaf>> groups_;
-  int rank_;
+  const std::string where_;  // this rank
   bool with_options_;
   NameMap names_;
   std::map<std::string, std::string> given_;  // for parameters that fit: by FQN, the saved name

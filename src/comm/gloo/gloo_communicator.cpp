@@ -199,9 +199,9 @@ std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>&
 std::shared_ptr<Communicator> GlooCommunicator::make_subgroup(const std::shared_ptr<MeetingPoint>& point,
                                                               const std::vector<int>& members, const CollectiveId& id) {
   const int position = check_subgroup(members, rank(), size(), id);
-  if (members.size() == 1) return make_local_communicator(0, 1, "gloo");
   std::vector<int> names;
   for (int member : members) names.push_back(context_->names[static_cast<size_t>(member)]);
+  if (names.size() == 1) return make_local_communicator(0, 1, "gloo", std::move(names));
   return std::make_shared<GlooCommunicator>(point, position, std::move(names), options_, context_->family);
 }
 

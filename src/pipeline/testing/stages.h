@@ -65,9 +65,9 @@ inline void add_weights(ShardedModule& sharded, Weights& weights) {
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { weights[fqn] = full.clone(); });
 }
 
-inline Options options_of(const std::shared_ptr<Communicator>& group, ShardingStrategy strategy) {
+inline Options options_of(ProcessMesh mesh, ShardingStrategy strategy) {
   Options options;
-  options.communicator = group;
+  options.mesh = std::move(mesh);
   options.sharding_strategy = strategy;
   options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
   return options;
@@ -79,13 +79,13 @@ class StagesOfRank {
   StagesOfRank(const Ranks& world, const PipelineSchedule& schedule, ShardingStrategy strategy,
                const PipelineOptions& options = {})
       : mesh_(DeviceMesh::make(world, {{"pp", schedule.ranks()}, {"dp_shard", -1}})) {
-    const auto group = mesh_.data_parallel().world;
+    const ProcessMesh data = mesh_.data_parallel();
     std::vector<PipelineStage> stages;
     for (int index = 0; index < schedule.stages(); ++index) {
       if (schedule.rank_of_stage[static_cast<size_t>(index)] != mesh_.rank("pp")) continue;
       auto blocks =
           std::make_shared<Blocks>(kBlocks * index / schedule.stages(), kBlocks * (index + 1) / schedule.stages());
-      auto sharded = fully_shard(*blocks, options_of(group, strategy));
+      auto sharded = fully_shard(*blocks, options_of(data, strategy));
       stages.push_back({index, sharded, [this, blocks, index, &schedule](const auto& inputs, int micro_batch) {
                           return forward(*blocks, index, schedule, inputs, micro_batch);
                         }});
@@ -137,7 +137,7 @@ struct TwoStages {
       : mesh(DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}})), rank(mesh.rank("pp")) {
     linear = torch::nn::Linear(3, 3);
     module.register_module("linear" + std::to_string(rank), linear);
-    sharded = fully_shard(module, options_of(mesh.data_parallel().world, ShardingStrategy::kShardGradOp));
+    sharded = fully_shard(module, options_of(mesh.data_parallel(), ShardingStrategy::kShardGradOp));
     pipeline.emplace(mesh, make_pipeline_schedule(schedule, 2, 1, micro_batches),
                      std::vector<PipelineStage>{{rank, sharded, rank == 0 ? std::move(first) : std::move(last)}});
   }
