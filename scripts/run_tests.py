@@ -121,7 +121,8 @@ def registered_program(test, reports):
     if len(command) > 1 and not command[1].startswith("--gtest"):
         return Program(name, command, log_path(reports, name), parse_last_line, environment, labels)
     report = reports / f"{name}.json"
-    command = [*command[:1], f"--gtest_output=json:{report}"]
+    filters = [argument for argument in command if argument.startswith("--gtest_filter=")]
+    command = [*command[:1], f"--gtest_output=json:{report}", *filters]
     return Program(name, command, report, parse_gtest_json, environment, labels)
 
 
@@ -133,12 +134,21 @@ def registered_programs(build_dir, reports):
     return [registered_program(test, reports) for test in json.loads(listing.stdout)["tests"]]
 
 
+# The Python tests as programs that may run at the same time: those of the Python package, those of set-up, documents and
+# comparisons, and the others. The first whose expression matches a file's name gets it.
+PYTEST_PARTS = {
+    "pytest_package": r"test_(package|adversarial)_",
+    "pytest_project": r"test_(setup|docs|compare|plan|python|report|examples|third_party)",
+    "pytest": r"test_",
+}
+
+
 def pytest_programs(folder, reports):
-    """The Python tests as two programs that may run at the same time: those of the Python package, and the others."""
-    files = sorted(str(path) for path in Path(folder).rglob("test_*.py"))
-    of_package = [path for path in files if re.match(r"test_(package|adversarial)_", Path(path).name)]
-    parts = {"pytest_package": of_package, "pytest": [path for path in files if path not in of_package]}
-    return [pytest_program(name, chosen, reports) for name, chosen in parts.items() if chosen]
+    parts = {name: [] for name in PYTEST_PARTS}
+    for path in sorted(Path(folder).rglob("test_*.py")):
+        part = next(name for name, pattern in PYTEST_PARTS.items() if re.match(pattern, path.name))
+        parts[part].append(str(path))
+    return [pytest_program(name, files, reports) for name, files in parts.items() if files]
 
 
 def pytest_program(name, files, reports):
@@ -330,7 +340,7 @@ def main():
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
-    parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=2400, help="seconds for one program")
     options = parser.parse_args()
     os.environ["FSDP_BUILD_DIR"] = str(options.build_dir.resolve())
 

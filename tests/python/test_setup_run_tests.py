@@ -77,6 +77,12 @@ def test_programs_get_their_environment(run_tests):
     assert last_line(run_tests({"a_test": body}, environment="ONE=a=b;TWO=c")) == "1 passed, 0 failed, 1 skipped"
 
 
+def test_programs_get_their_filter(run_tests):
+    body = PASSING + '\nassert sys.argv[2:] == ["--gtest_filter=-Suite.Long"]'
+    result = run_tests({"a_test": body}, arguments='"--gtest_brief=1" "--gtest_filter=-Suite.Long"')
+    assert last_line(result) == "1 passed, 0 failed, 1 skipped"
+
+
 def test_failure_is_counted_named_and_shown(run_tests):
     result = run_tests({"a_test": PASSING, "b_test": FAILING})
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
