@@ -1,6 +1,8 @@
 // Rule R5: gradients follow the graph task: with any kind of backward, none is lost, doubled or stale.
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "support/nets/on_demand_net.h"
 #include "support/training/sharding.h"
@@ -77,6 +79,23 @@ TEST_P(GradientLifetime, UnusedOnceKeepsItsEarlierGradient) {
 
 TEST_P(GradientLifetime, AccumulatesOverBackwards) {
   for (int i = 0; i < 3; ++i) expect_alike([i](OnDemandNetImpl& m) { (m.loss() * (i + 1)).backward(); });
+}
+
+// Other code keeps the gradient of one parameter, as `g = p.grad; p.grad = None` does, while others accumulate.
+TEST_P(GradientLifetime, AGradientThatWasKeptIsNotWrittenTo) {
+  for (const std::string name : {"b.weight", "c.bias"}) {
+    clear();
+    expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
+    const auto leaves = sharded->named_parameters();
+    const auto leaf = std::find_if(leaves.begin(), leaves.end(), [&](const auto& one) { return one.first == name; });
+    ASSERT_NE(leaf, leaves.end());
+    const torch::Tensor kept = leaf->second.grad();
+    const torch::Tensor values = kept.clone();
+    leaf->second.mutable_grad().reset();
+    plain->named_parameters()[name].mutable_grad().reset();
+    for (int i = 0; i < 2; ++i) expect_alike([](OnDemandNetImpl& m) { (m.loss() * 3).backward(); });
+    EXPECT_TRUE(torch::equal(kept, values)) << name;
+  }
 }
 
 TEST_P(GradientLifetime, RetainedGraphTwice) {

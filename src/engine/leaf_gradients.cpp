@@ -59,6 +59,13 @@ void LeafGradients::clear_memory() {
   memory_nbytes_ = 0;
 }
 
+bool LeafGradients::has_other_owners() const {
+  if (!memory_.defined()) return false;
+  size_t own = 1;  // memory_ itself
+  for (const at::Tensor& leaf : leaves()) own += leaf.grad().defined() && is_memory(leaf.grad());
+  return memory_.storage().use_count() > own;
+}
+
 const at::Tensor& LeafGradients::fresh_memory() {
   if (memory_.defined() && (memory_.use_count() > 1 || memory_.storage().use_count() > 1)) {
     clear_memory();
@@ -88,6 +95,7 @@ ReductionSummary LeafGradients::summary() const {
 void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured) {
   seen_.clear();
   const at::Tensor here = on_device_of_shards(reduced);
+  if (!is_memory(here) && !any()) fresh_memory();
   if (use_orig_params_) {
     add_to_original_leaves(here, captured);
   } else {
@@ -114,6 +122,7 @@ at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
 // functions of it communicate.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
   const flat::FlatLayout& layout = flat_.layout();
+  const bool shares_memory = is_memory(reduced) || !has_other_owners();
   const bool rows = layout.cut() == ShardCut::kRows;
   const auto is_visited = [&](int64_t i) {  // a parameter without elements has a gradient without elements
     return captured.test(i) && (rows || flat_.original_leaves()[i].numel() > 0 || layout.numel(i) == 0);
@@ -123,7 +132,8 @@ void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const Para
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const at::Tensor& leaf = flat_.original_leaves()[i];
     if (is_visited(i) || (captured.test(i) && std::exchange(visit_empty, false))) {
-      add_to_leaf(leaf, flat_.slice_of(reduced, i), flat_.slice_of(memory(), i));
+      const at::Tensor place = flat_.slice_of(memory(), i);
+      add_to_leaf(leaf, flat_.slice_of(reduced, i), shares_memory ? place : at::empty_like(place));
     }
   }
 }

@@ -60,7 +60,9 @@ class LeafGradients {
   // since, that gradient keeps the old memory, and new memory is allocated.
   const at::Tensor& fresh_memory();
   // Whether `tensor` lies in the memory of the leaves' gradients.
-  bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
+  bool is_memory(const at::Tensor& tensor) const {
+    return memory_.defined() && tensor.defined() && tensor.is_alias_of(memory_);
+  }
   // Releases a buffer to the pool, unless it is memory(), and clears the tensor.
   void release(at::Tensor& buffer, BufferPool& pool) const;
   // Releases the memory, after the reads on the current stream.
@@ -77,6 +79,9 @@ class LeafGradients {
   };
   static Seen seen(const at::Tensor& leaf);
   const at::Tensor& memory();
+  // Whether other code has kept a gradient that lies in the memory and is no longer a leaf's. A new gradient must not
+  // be written over it.
+  bool has_other_owners() const;
   at::Tensor make_memory() const;
   void clear_memory();
   at::Tensor on_device_of_shards(const at::Tensor& reduced);
