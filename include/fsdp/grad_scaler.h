@@ -66,6 +66,10 @@ class ShardedGradScaler {
   // exchange of a byte.
   // Errors: scale() was never called, or unscale_ or step of this model was called before without update().
   void unscale_(ShardedModule& sharded, bool others_not_finite = false);
+  // Does the same for the stages of one model that the ranks of a pipeline hold (Pipeline::unscale_). `stages`: those
+  // of this rank. All stages get the same answer. It is enough that the rank that computes the loss has called scale().
+  // Collective over `pipeline`, too.
+  void unscale_(const std::vector<ShardedModule*>& stages, Communicator& pipeline);
 
   // Replaces unscale_() if the optimizer itself divides by scale(), as FusedAdamW's step(1 / scale()) does. Writes no
   // gradients, and does not read gradients whose norm the reductions computed. Returns the norm of the gradients
@@ -116,6 +120,7 @@ class ShardedGradScaler {
   void check_scaled(const char* what) const;
   PerModel& model(ShardedModule& sharded);
   PerModel& model_to_check(ShardedModule& sharded, const char* what);
+  PerModel& unchecked_model(ShardedModule& sharded, const char* what);
   void unscale(ShardedModule& sharded, PerModel& model, bool others_not_finite);
   void back_off();
   void grow();

@@ -6,7 +6,7 @@
 //   const bool first = mesh.rank("pp") == 0;
 //   auto layers = make_layers(first);                     // this stage's part of the model
 //   fsdp::Options options;
-//   options.communicator = mesh.data_parallel().world;
+//   options.mesh = mesh.data_parallel();
 //   options.sharding_strategy = fsdp::ShardingStrategy::kShardGradOp;
 //   auto sharded = fsdp::fully_shard(*layers, options);
 //   auto schedule = fsdp::make_pipeline_schedule("1F1B", 2, 1, 8);
@@ -35,6 +35,7 @@
 
 #include "fsdp/backward_options.h"
 #include "fsdp/device_mesh.h"
+#include "fsdp/grad_scaler.h"
 #include "fsdp/pipeline_schedule.h"
 #include "fsdp/sharded_module.h"
 
@@ -101,6 +102,13 @@ class Pipeline {
   // ShardedModule::grad_norm and clip_grad_norm_. Collective over all ranks of the mesh.
   at::Tensor grad_norm(double norm_type = 2.0, bool error_if_nonfinite = false);
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
+
+  // Divides the gradients of all stages by the scaler's scale, and finds out whether any gradient of the model is not
+  // finite, with the same answer on all ranks: all or none of the stages then step. For fp16, after step() and before
+  // clipping; the last stage's forward returns scaler.scale(loss) first, and the plain loss after it, to see it. Then
+  // call scaler.step() on each rank with one of its stages and an optimizer of all of them, and scaler.update().
+  // Collective over all ranks of the mesh. Errors: those of ShardedGradScaler::unscale_.
+  void unscale_(ShardedGradScaler& scaler);
 
   // -- of the last step on this rank --
   const std::vector<PipelinePass>& passes() const;

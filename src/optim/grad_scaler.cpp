@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "engine/engine.h"
 #include "optim/agree.h"
@@ -85,6 +86,24 @@ std::vector<at::Tensor> ShardedGradScaler::scale(const std::vector<at::Tensor>& 
 void ShardedGradScaler::unscale_(ShardedModule& sharded, bool others_not_finite) {
   if (!enabled_) return;
   unscale(sharded, model_to_check(sharded, "unscale_"), others_not_finite);
+}
+
+void ShardedGradScaler::unscale_(const std::vector<ShardedModule*>& stages, Communicator& pipeline) {
+  if (!enabled_) return;
+  std::vector<PerModel*> states;
+  for (ShardedModule* stage : stages) states.push_back(&unchecked_model(*stage, "unscale_"));
+  bool found_inf = false;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    unscale(*stages[i], *states[i], false);
+    found_inf |= states[i]->found_inf;
+  }
+  const std::string own{scaled_ ? '1' : '0', found_inf ? '1' : '0'};
+  for (const std::string& theirs : pipeline.all_gather_bytes(own, {"ShardedGradScaler", 0, Pass::kUser})) {
+    scaled_ |= theirs.at(0) == '1';
+    found_inf |= theirs.at(1) == '1';
+  }
+  check_scaled("unscale_");
+  for (PerModel* state : states) state->found_inf = found_inf;
 }
 
 void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state, bool others_not_finite) {
@@ -172,6 +191,10 @@ void ShardedGradScaler::check_scaled(const char* what) const {
 
 ShardedGradScaler::PerModel& ShardedGradScaler::model_to_check(ShardedModule& sharded, const char* what) {
   check_scaled(what);
+  return unchecked_model(sharded, what);
+}
+
+ShardedGradScaler::PerModel& ShardedGradScaler::unchecked_model(ShardedModule& sharded, const char* what) {
   PerModel& state = model(sharded);
   TORCH_CHECK(state.stage != Stage::kChecked, "fsdp: ShardedGradScaler: ", what,
               "(): unscale_() or unscaled_grad_norm() has already been called on this model since the last update()");

@@ -91,6 +91,12 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type, bool err
   return norm;
 }
 
+void Pipeline::unscale_(ShardedGradScaler& scaler) {
+  std::vector<ShardedModule*> stages;
+  for (const auto& [index, stage] : runner_->stages()) stages.push_back(&stage.sharded());
+  scaler.unscale_(stages, *runner_->mesh().group("pp"));
+}
+
 const std::vector<PipelinePass>& Pipeline::passes() const { return runner_->passes(); }
 
 // The ranks begin a step together, and the last one to end its passes ends it.

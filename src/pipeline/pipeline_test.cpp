@@ -13,10 +13,10 @@
 namespace fsdp::pipeline::pipeline_test {
 namespace {
 
-using testing::add_weights;
 using testing::Blocks;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using testing::expect_equal;
 using testing::kBlocks;
 using testing::kSteps;
 using testing::loss_of;
@@ -26,6 +26,7 @@ using testing::Ranks;
 using testing::run_ranks;
 using testing::samples;
 using testing::StagesOfRank;
+using testing::train_sharded;
 using testing::Training;
 using testing::TwoStages;
 using enum ShardingStrategy;
@@ -48,15 +49,6 @@ Training train_alone(int micro_batches) {
   return result;
 }
 
-void expect_equal(const Training& pipelined, const Training& alone, const std::string& what) {
-  if (!pipelined.losses.empty()) {
-    EXPECT_EQ(pipelined.losses, alone.losses) << what;
-  }
-  EXPECT_FALSE(pipelined.weights.empty());
-  for (const auto& [name, weight] : pipelined.weights) {
-    EXPECT_TRUE(torch::equal(weight, alone.weights.at(name))) << what << ": " << name;
-  }
-}
 struct Order {
   const char* schedule;
   int ranks;
@@ -95,33 +87,12 @@ TEST(Pipelines, TrainAsOneProcessToTheBit) {
   }
 }
 
-// Trains the whole model sharded over data-parallel ranks, without a pipeline.
-Training train_sharded(const Ranks& world, int micro_batches, ShardingStrategy strategy) {
-  Blocks model(0, kBlocks);
-  auto sharded = fully_shard(model, options_of({.world = world}, strategy));
-  auto optimizer = make_optimizer(sharded->parameters());
-  Training result;
-  for (int step = 0; step < kSteps; ++step) {
-    sharded->zero_grad();
-    for (int i = 0; i < micro_batches; ++i) {
-      at::Tensor loss = loss_of(model.forward(samples(step, i, world->rank()).to(at::kFloat)), micro_batches);
-      BackwardOptions options;
-      options.requires_gradient_sync = i + 1 == micro_batches;
-      sharded->backward(loss, options);
-      result.losses.push_back(loss.item<float>());
-    }
-    optimizer.step();
-  }
-  add_weights(*sharded, result.weights);
-  return result;
-}
-
 TEST(Pipelines, OverDataParallelRanksTrainAsTheseAloneToTheBit) {
   constexpr int kMicroBatches = 4;
   for (const ShardingStrategy strategy : {kShardGradOp, kFullShard}) {
     std::vector<Training> alone(2);
     run_ranks(2, [&](Ranks world) {
-      alone[static_cast<size_t>(world->rank())] = train_sharded(world, kMicroBatches, strategy);
+      alone[static_cast<size_t>(world->rank())] = train_sharded(world, kMicroBatches, options_of({}, strategy));
     });
     for (const Order& order : {Order{"GPipe", 2, 1}, Order{"1F1B", 2, 1}, Order{"Interleaved1F1B", 2, 2}}) {
       run_ranks(4, [&](Ranks world) {

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/activation_checkpoint.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/grad_scaler.h"
 #include "fsdp/pipeline.h"
 
 namespace fsdp::testing {
@@ -35,10 +37,14 @@ struct Blocks : torch::nn::Module {
     }
   }
   at::Tensor forward(at::Tensor hidden) {
-    for (auto& block : linear) hidden = hidden + torch::tanh(block->forward(hidden));
+    for (auto& block : linear) {
+      const auto run = [&block](const at::Tensor& input) { return input + torch::tanh(block->forward(input)); };
+      hidden = recomputes ? activation_checkpoint(run, hidden) : run(hidden);
+    }
     return hidden;
   }
   std::vector<torch::nn::Linear> linear;
+  bool recomputes = false;
 };
 
 // Samples of one micro-batch of a data-parallel rank. Their number differs, as with sequences of several lengths.
@@ -65,18 +71,63 @@ inline void add_weights(ShardedModule& sharded, Weights& weights) {
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { weights[fqn] = full.clone(); });
 }
 
-inline Options options_of(ProcessMesh mesh, ShardingStrategy strategy) {
-  Options options;
+// The options of a test for ranks of this mesh, with a unit for each block.
+inline Options options_of(ProcessMesh mesh, Options options) {
   options.mesh = std::move(mesh);
-  options.sharding_strategy = strategy;
   options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
   return options;
+}
+
+inline Options options_of(ProcessMesh mesh, ShardingStrategy strategy) {
+  Options options;
+  options.sharding_strategy = strategy;
+  return options_of(std::move(mesh), options);
+}
+
+// Trains the whole model sharded over data-parallel ranks, without a pipeline. `scaler`: of the losses, or null.
+inline Training train_sharded(const Ranks& world, int micro_batches, const Options& options,
+                              ShardedGradScaler* scaler = nullptr) {
+  Blocks model(0, kBlocks);
+  auto sharded = fully_shard(model, options_of({world, nullptr, nullptr}, options));
+  auto optimizer = make_optimizer(sharded->parameters());
+  Training result;
+  for (int step = 0; step < kSteps; ++step) {
+    sharded->zero_grad();
+    for (int i = 0; i < micro_batches; ++i) {
+      at::Tensor loss = loss_of(model.forward(samples(step, i, world->rank()).to(at::kFloat)), micro_batches);
+      BackwardOptions backward;
+      backward.requires_gradient_sync = i + 1 == micro_batches;
+      sharded->backward(scaler ? scaler->scale(loss) : loss, backward);
+      result.losses.push_back(loss.item<float>());
+    }
+    if (!scaler) {
+      optimizer.step();
+    } else {
+      scaler->step(*sharded, optimizer);
+      scaler->update();
+    }
+  }
+  add_weights(*sharded, result.weights);
+  return result;
+}
+
+inline void expect_equal(const Training& pipelined, const Training& alone, const std::string& what) {
+  if (!pipelined.losses.empty()) {
+    EXPECT_EQ(pipelined.losses, alone.losses) << what;
+  }
+  EXPECT_FALSE(pipelined.weights.empty());
+  for (const auto& [name, weight] : pipelined.weights) {
+    EXPECT_TRUE(torch::equal(weight, alone.weights.at(name))) << what << ": " << name;
+  }
 }
 
 // A rank's stages of the model, and their training.
 class StagesOfRank {
  public:
   StagesOfRank(const Ranks& world, const PipelineSchedule& schedule, ShardingStrategy strategy,
+               const PipelineOptions& options = {})
+      : StagesOfRank(world, schedule, options_of({}, strategy), options) {}
+  StagesOfRank(const Ranks& world, const PipelineSchedule& schedule, const Options& sharding,
                const PipelineOptions& options = {})
       : mesh_(DeviceMesh::make(world, {{"pp", schedule.ranks()}, {"dp_shard", -1}})) {
     const ProcessMesh data = mesh_.data_parallel();
@@ -85,7 +136,7 @@ class StagesOfRank {
       if (schedule.rank_of_stage[static_cast<size_t>(index)] != mesh_.rank("pp")) continue;
       auto blocks =
           std::make_shared<Blocks>(kBlocks * index / schedule.stages(), kBlocks * (index + 1) / schedule.stages());
-      auto sharded = fully_shard(*blocks, options_of(data, strategy));
+      auto sharded = fully_shard(*blocks, options_of(data, sharding));
       stages.push_back({index, sharded, [this, blocks, index, &schedule](const auto& inputs, int micro_batch) {
                           return forward(*blocks, index, schedule, inputs, micro_batch);
                         }});
@@ -95,7 +146,12 @@ class StagesOfRank {
     pipeline_.emplace(mesh_, schedule, stages, options);
   }
 
-  Training train() {
+  void recompute() {
+    for (const auto& blocks : modules_) blocks->recomputes = true;
+  }
+
+  Training train(ShardedGradScaler* scaler = nullptr) {
+    scaler_ = scaler;
     std::vector<at::Tensor> parameters;
     for (const auto& stage : sharded_) {
       for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
@@ -104,8 +160,8 @@ class StagesOfRank {
     Training result;
     for (step_ = 0; step_ < kSteps; ++step_) {
       for (const auto& stage : sharded_) stage->zero_grad();
-      for (const auto& outputs : pipeline_->step()) result.losses.push_back(outputs.front().item<float>());
-      optimizer.step();
+      for (const auto& outputs : pipeline_->step()) result.losses.push_back(outputs.back().item<float>());
+      update(optimizer);
     }
     for (const auto& stage : sharded_) add_weights(*stage, result.weights);
     return result;
@@ -121,7 +177,18 @@ class StagesOfRank {
     const bool is_first = index == 0, is_last = index == schedule.stages() - 1;
     const at::Tensor hidden =
         blocks.forward(is_first ? samples(step_, micro_batch, mesh_.rank("dp_shard")).to(at::kFloat) : inputs.at(0));
-    return {is_last ? loss_of(hidden, schedule.micro_batches) : hidden};
+    if (!is_last) return {hidden};
+    const at::Tensor loss = loss_of(hidden, schedule.micro_batches);
+    return {scaler_ ? scaler_->scale(loss) : loss, loss};
+  }
+  void update(torch::optim::Optimizer& optimizer) {
+    if (!scaler_) {
+      optimizer.step();
+      return;
+    }
+    pipeline_->unscale_(*scaler_);
+    scaler_->step(*sharded_.front(), [&] { optimizer.step(); });
+    scaler_->update();
   }
 
   DeviceMesh mesh_;
@@ -129,6 +196,7 @@ class StagesOfRank {
   std::vector<std::shared_ptr<ShardedModule>> sharded_;
   std::optional<Pipeline> pipeline_;
   int step_ = 0;
+  ShardedGradScaler* scaler_ = nullptr;
 };
 
 // Two stages of one Linear each, with forward functions of a test's own.
