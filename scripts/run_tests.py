@@ -134,8 +134,8 @@ def registered_programs(build_dir, reports):
     return [registered_program(test, reports) for test in json.loads(listing.stdout)["tests"]]
 
 
-# The Python tests as programs that may run at the same time: those of the Python package, those of set-up, documents and
-# comparisons, and the others. The first whose expression matches a file's name gets it.
+# The Python tests as programs that may run at the same time: those of the Python package, those of set-up, documents
+# and comparisons, and the others. The first whose expression matches a file's name gets it.
 PYTEST_PARTS = {
     "pytest_package": r"test_(package|adversarial)_",
     "pytest_project": r"test_(setup|docs|compare|plan|python|report|examples|third_party)",
