@@ -76,10 +76,9 @@ class GradientNorm : public ::testing::TestWithParam<std::tuple<int, Setting>> {
   // Checks the norms after a backward on all ranks and after `change`, which modifies the gradients. Before that, runs
   // a backward in which reductions are not asked for norms.
   void expect_true_norm_after(const std::function<void(ShardedModule&, testing::TinyLM&, int rank)>& change) {
-    const auto& [ranks, setting] = GetParam();
-    testing::run_ranks(ranks, [&](Ranks world) {
+    testing::run_ranks(ranks_, [&](Ranks world) {
       auto model = make_tiny_lm({});
-      auto sharded = fully_shard(*model, options_over(world, setting));
+      auto sharded = fully_shard(*model, options_over(world, setting_));
       backward(model, world->rank());
       EXPECT_EQ(known_of_all(*sharded).first, 0);
       const double first = sharded->grad_norm().item<double>();
@@ -90,11 +89,14 @@ class GradientNorm : public ::testing::TestWithParam<std::tuple<int, Setting>> {
       expect_all_known(*sharded);
       EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), first, 1e-5 * first);
       change(*sharded, model, world->rank());
-      const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
+      const double want = norm_of_leaves(*sharded, *world, std::string(setting_.name) == "no_shard");
       EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
       EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), want, 1e-5 * want);
     });
   }
+
+  const int ranks_ = std::get<0>(GetParam());
+  const Setting& setting_ = std::get<1>(GetParam());
 };
 
 TEST_P(GradientNorm, OfGradientsAsTheyCame) {
@@ -145,16 +147,15 @@ TEST_P(GradientNorm, AfterZeroGrad) {
 }
 
 TEST_P(GradientNorm, AfterAHook) {
-  const auto& [ranks, setting] = GetParam();
-  testing::run_ranks(ranks, [&](Ranks world) {
+  testing::run_ranks(ranks_, [&](Ranks world) {
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world, setting));
+    auto sharded = fully_shard(*model, options_over(world, setting_));
     sharded->set_reductions_see_norm(true);
     sharded->hooks().set_gradient_hook([](const ReducedGradient& gradient) { gradient.gradient.mul_(3); });
     for (int64_t step = 0; step < 2; ++step) {
       sharded->zero_grad();
       backward(model, world->rank(), step);
-      const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
+      const double want = norm_of_leaves(*sharded, *world, std::string(setting_.name) == "no_shard");
       EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
       EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), want, 1e-5 * want);
     }
@@ -163,10 +164,9 @@ TEST_P(GradientNorm, AfterAHook) {
 
 // If one rank's gradient is infinite, no rank steps.
 TEST_P(GradientNorm, ThatIsInfiniteStopsTheScaler) {
-  const auto& [ranks, setting] = GetParam();
-  testing::run_ranks(ranks, [&](Ranks world) {
+  testing::run_ranks(ranks_, [&](Ranks world) {
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world, setting));
+    auto sharded = fully_shard(*model, options_over(world, setting_));
     sharded->set_reductions_see_norm(true);
     ShardedGradScaler scaler(GradScalerOptions{.init_scale = 8});
     for (int step = 0; step < 3; ++step) {

@@ -221,7 +221,7 @@ TEST_P(WriteThroughOnRanks, WritesInsideBackward) {
 }
 
 TEST_P(WriteThroughOnRanks, UnderGradModeWritesAreThoseOfAutograd) {
-  on_ranks([this](const World&, BranchedNet& net, ShardedModule& sharded) {
+  on_ranks([](const World&, BranchedNet& net, ShardedModule& sharded) {
     const auto before = weights_of(sharded);
     expect_error([&] { net->a->weight.mul_(2); }, {"leaf"});
     expect_error([&] { net->a->weight.view(-1).mul_(2); }, {"leaf"});

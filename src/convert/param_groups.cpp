@@ -133,10 +133,11 @@ json from_python(const std::map<std::string, json>& python, Notes& notes) {
       options[name] = value.is_boolean() ? json(value.get<bool>() ? 1.0 : 0.0) : json(value.get<double>());
       continue;
     }
-    const bool is_default = family != nullptr &&
-                            std::any_of(family->only_python.begin(), family->only_python.end(), [&](const auto& known) {
-                              return name == known.first && value == known.second;
-                            });
+    const auto is_this = [&name = name, &value = value](const auto& known) {
+      return name == known.first && value == known.second;
+    };
+    const bool is_default =
+        family != nullptr && std::any_of(family->only_python.begin(), family->only_python.end(), is_this);
     if (!is_default) {
       note(notes, "left out: option " + name + "=" + formats::json_text(value) +
                       " of parameter groups, which LibTorch's optimizers do not have");

@@ -32,7 +32,7 @@ void parse_attention(const ConfigReader& config, GPT2Config& gpt2) {
 }
 
 // Refuses settings that transformers supports and this library does not.
-void refuse_unsupported(const ConfigReader& config) {
+void refuse_unsupported_gpt2(const ConfigReader& config) {
   config.refuse_other_names("GPT-2", {{"hidden_size", "n_embd"},
                                       {"max_position_embeddings", "n_positions"},
                                       {"num_attention_heads", "n_head"},
@@ -48,7 +48,7 @@ void refuse_unsupported(const ConfigReader& config) {
 GPT2Config parse_gpt2_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
   GPT2Config gpt2;
-  refuse_unsupported(config);
+  refuse_unsupported_gpt2(config);
   parse_sizes(config, gpt2);
   parse_dropout(config, gpt2);
   parse_attention(config, gpt2);

@@ -57,7 +57,7 @@ int64_t token(const ConfigReader& config, const T5Config& t5, const char* key, s
 }
 
 // Refuses settings that transformers supports and this library does not.
-void refuse_unsupported(const ConfigReader& config) {
+void refuse_unsupported_t5(const ConfigReader& config) {
   config.refuse_other_names("T5", {{"hidden_size", "d_model"},
                                    {"head_dim", "d_kv"},
                                    {"num_attention_heads", "num_heads"},
@@ -74,7 +74,7 @@ void refuse_unsupported(const ConfigReader& config) {
 T5Config parse_t5_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
   T5Config t5;
-  refuse_unsupported(config);
+  refuse_unsupported_t5(config);
   parse_sizes(config, t5);
   parse_positions(config, t5);
   parse_feed_forward(config, t5);

@@ -58,7 +58,7 @@ class Reducer {
       for (const auto& [name, value] : here.items()) {
         const auto inner = place / name;
         if (name == "ranks" || !best_.contains(inner)) continue;  // one rank is less than the default
-        if (try_change([&](Json& text) { text.at(place).erase(name); })) {
+        if (try_change([&, &name = name](Json& text) { text.at(place).erase(name); })) {
           smaller = true;
         } else if (value.is_structured()) {
           smaller = shrink(inner) || smaller;

@@ -145,7 +145,8 @@ INSTANTIATE_TEST_SUITE_P(All, Diverging,
                          });
 
 TEST_P(Diverging, StopsAllRanksAndNamesUnitAndRank) {
-  const auto& [divergence, ranks] = GetParam();
+  const auto& divergence = std::get<0>(GetParam());
+  const int ranks = std::get<1>(GetParam());
   const auto errors = errors_of(ranks, level(CollectiveCheckLevel::kSampled), [&](CheckedCommunicator& group) {
     (group.rank() == ranks - 1 ? divergence.odd : divergence.usual)(group);
   });

@@ -13,7 +13,7 @@ namespace fsdp::formats {
 namespace {
 
 using nlohmann::json;
-using Entry = SafetensorsHeader::Entry;
+using TensorEntry = SafetensorsHeader::Entry;
 
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
 
@@ -37,10 +37,10 @@ class EntryParser {
   EntryParser(const std::string& source, const std::string& name)
       : where_(source + ": tensor " + quoted_name(name)), name_(name) {}
 
-  Entry parse(const json& fields) const {
+  TensorEntry parse(const json& fields) const {
     FSDP_CHECK_WITH(FileError, fields.is_object(), where_,
                     ": expected an object with dtype, shape and data_offsets, got ", json_text(fields));
-    Entry entry;
+    TensorEntry entry;
     entry.info.name = name_;
     entry.info.dtype = parse_dtype(field(fields, "dtype"));
     entry.info.shape = parse_shape(field(fields, "shape"));
@@ -80,7 +80,7 @@ class EntryParser {
     return shape;
   }
 
-  void parse_offsets(const json& value, Entry& entry) const {
+  void parse_offsets(const json& value, TensorEntry& entry) const {
     FSDP_CHECK_WITH(FileError, value.is_array() && value.size() == 2, where_,
                     ": data_offsets must be an array of two integers [begin, end], got ", json_text(value));
     entry.begin = parse_size(value[0], "data_offsets");
@@ -89,7 +89,7 @@ class EntryParser {
                     "] end before they begin");
   }
 
-  void check_size(const Entry& entry) const {
+  void check_size(const TensorEntry& entry) const {
     const auto bytes = countable_nbytes(entry.info.dtype, entry.info.shape);
     FSDP_CHECK_WITH(FileError, bytes, where_, ": shape [", c10::Join(", ", entry.info.shape),
                     "] has more than 2^63-1 bytes");
@@ -115,10 +115,10 @@ std::map<std::string, std::string> parse_metadata(const json& value, const std::
 }
 
 // The tensors must cover the data section exactly, so that no byte is read twice and none is hidden.
-void check_coverage(const std::vector<Entry>& entries, uint64_t data_bytes, const std::string& source) {
+void check_coverage(const std::vector<TensorEntry>& entries, uint64_t data_bytes, const std::string& source) {
   uint64_t covered = 0;
   const std::string* previous = nullptr;
-  for (const Entry& entry : entries) {
+  for (const TensorEntry& entry : entries) {
     const std::string& name = entry.info.name;
     FSDP_CHECK_WITH(FileError, entry.begin >= covered, source, ": tensor ", quoted_name(name), " begins at byte ",
                     entry.begin, " of the data and overlaps tensor ", previous ? quoted_name(*previous) : "",
@@ -151,7 +151,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, const std::str
       header.entries.push_back(EntryParser(source, name).parse(fields));
     }
   }
-  std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
+  std::sort(header.entries.begin(), header.entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::tie(a.begin, a.end, a.info.name) < std::tie(b.begin, b.end, b.info.name);
   });
   check_coverage(header.entries, file.size() - header.data_start, source);
