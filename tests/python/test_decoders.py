@@ -21,6 +21,10 @@ from model_support import (
     run_tool,
 )
 
+# fp32: what the order of additions changes. 2e-5 is seen on some processors, of gradients of logits that no cap keeps
+# small. A difference of meaning shows in fp64.
+FP32 = 5e-5
+
 
 def random_model(family, name, dtype=torch.float32):
     config = config_of(family, name)
@@ -58,7 +62,7 @@ def test_fp32_equals_transformers(family, name, tmp_path):
     model = random_model(family, name)
     model.save_pretrained(tmp_path)
     ids = random_ids(model.config)
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), 1e-5)
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), FP32)
 
 
 @pytest.mark.parametrize("family,name", CASES)
@@ -92,7 +96,7 @@ def test_fused_loss_has_the_same_gradients(family, tmp_path):
     ids = random_ids(model.config)
     reference = reference_results(model, ids)
     del reference["logits"]
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path, None, None, "fused"), reference, 1e-5)
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path, None, None, "fused"), reference, FP32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,7 +127,7 @@ def test_windows_in_several_blocks_of_queries(tmp_path):
         model = model_support.random_model(decoder_from, config, 3)
         model.save_pretrained(tmp_path)
         ids = random_ids(config, 1, 301)
-        assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), 1e-5)
+        assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), FP32)
 
 
 def to_older_spelling_of_layer_types(config):
@@ -141,7 +145,7 @@ def test_older_folders_of_gemma3(tmp_path):
     model.save_pretrained(tmp_path)
     edit_config(tmp_path, to_older_spelling_of_layer_types)
     ids = random_ids(model.config)
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), 1e-5)
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), FP32)
 
 
 @pytest.mark.parametrize("spelling", ["su", "yarn"])
@@ -155,7 +159,7 @@ def test_older_folders_of_phi3(spelling, tmp_path):
     model.save_pretrained(tmp_path)
     edit_config(tmp_path, to_older_spelling)
     ids = random_ids(model.config)
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), 1e-5)
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), FP32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,7 +179,7 @@ def test_keys_of_published_configs_may_be_absent(family, tmp_path):
     if tied != model.config.tie_word_embeddings:
         edit_config(tmp_path, lambda config: config.update(tie_word_embeddings=False))
     reference = reference_model(tmp_path)
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(reference, ids), 1e-5)
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(reference, ids), FP32)
 
 
 REFUSED = {
