@@ -42,6 +42,7 @@ class Program:
     parse: object  # (Path) -> Outcome
     environment: tuple = ()  # "NAME=value", beside this process's
     labels: tuple = ()
+    cost: float = 0  # about how many seconds, for a build that has not been timed yet
 
 
 @dataclasses.dataclass
@@ -114,16 +115,18 @@ def parse_last_line(path):
 def registered_program(test, reports):
     """A test as CMake registered it: GoogleTest's writes a report, another one runs as it stands."""
     name, command = test["name"], test.get("command", ())
-    environment, labels = (
-        tuple(value for one in test["properties"] if one["name"] == kind for value in one["value"])
-        for kind in ("ENVIRONMENT", "LABELS")
+    properties = {one["name"]: one["value"] for one in test["properties"]}
+    about = dict(
+        environment=tuple(properties.get("ENVIRONMENT", ())),
+        labels=tuple(properties.get("LABELS", ())),
+        cost=properties.get("COST", 0),
     )
     if len(command) > 1 and not command[1].startswith("--gtest"):
-        return Program(name, command, log_path(reports, name), parse_last_line, environment, labels)
+        return Program(name, command, log_path(reports, name), parse_last_line, **about)
     report = reports / f"{name}.json"
     filters = [argument for argument in command if argument.startswith("--gtest_filter=")]
     command = [*command[:1], f"--gtest_output=json:{report}", *filters]
-    return Program(name, command, report, parse_gtest_json, environment, labels)
+    return Program(name, command, report, parse_gtest_json, **about)
 
 
 def registered_programs(build_dir, reports):
@@ -154,7 +157,7 @@ def pytest_programs(folder, reports):
 def pytest_program(name, files, reports):
     report = reports / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", *files, "-q", "-ra", f"--junitxml={report}", "--timeout=600"]
-    return Program(name, command, report, parse_junit_xml, labels=("python",))
+    return Program(name, command, report, parse_junit_xml, labels=("python",), cost=20 * len(files))
 
 
 def fuzz_program(folder, reports):
@@ -196,6 +199,19 @@ def processes_with(mark):
 def entries_of_shared_memory():
     """What libraries that tests use leave there under names."""
     return {entry.name for entry in SHARED_MEMORY.glob("*") if re.match(r"fsdp|torch_|gloo|nccl|sem\.", entry.name)}
+
+
+def left_in_shared_memory(before):
+    """The entries that have come since and that no process maps; those of other programs on this machine are in use."""
+    new = entries_of_shared_memory() - before
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps") if new else ():
+        try:
+            maps += path.read_text(errors="replace")
+        except OSError:  # it has ended, or is another user's
+            continue
+    # Again, because a program may have ended meanwhile and taken its own away.
+    return sorted(name for name in new & entries_of_shared_memory() if f"{SHARED_MEMORY / name}\n" not in maps)
 
 
 class Surroundings:
@@ -298,8 +314,8 @@ def read_durations(path):
 
 
 def longest_first(programs, durations):
-    """What starts last should not be what takes longest. Programs without a duration keep their place in front."""
-    return sorted(programs, key=lambda program: -durations.get(program.name, float("inf")))
+    """What starts last should not be what takes longest. Programs without a duration come first, by their cost."""
+    return sorted(programs, key=lambda program: (-durations.get(program.name, float("inf")), -program.cost))
 
 
 def select(programs, pattern, label):
@@ -363,7 +379,7 @@ def main():
         durations_path.write_text(json.dumps(durations, indent=1, sort_keys=True) + "\n")
 
     failed = [f"{run.program.name}: {name}" for run in runs for name in run.outcome.failed]
-    failed += [f"left {name} in {SHARED_MEMORY}" for name in sorted(entries_of_shared_memory() - shared_memory)]
+    failed += [f"left {name} in {SHARED_MEMORY}" for name in left_in_shared_memory(shared_memory)]
     skipped = sum(run.outcome.skipped for run in runs)
     for name in failed:
         print(f"FAILED {name}")

@@ -1,8 +1,10 @@
 """scripts/run_tests.py counts test cases over programs, and takes a crash for the failure it is."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,12 @@ LEAVING_A_PROCESS = """import subprocess
 report([("One", {"result": "COMPLETED"})])
 subprocess.Popen(["sleep", "1234"], start_new_session=True)"""
 
+# Maps the file that comes, says so, and keeps it until its input ends.
+HOLDING_SHARED_MEMORY = """import mmap, os, sys, time
+while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])): time.sleep(0.01)
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
+sys.stdin.read()"""
+
 PROGRAM = """#!{python}
 import json, os, sys, time
 def report(cases):
@@ -39,7 +47,7 @@ def report(cases):
 def run_tests(tmp_path, source_dir):
     """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
 
-    def run(bodies, *options, environment="", labels=None, arguments='"--gtest_brief=1"'):
+    def run(bodies, *options, environment="", labels=None, costs=None, arguments='"--gtest_brief=1"'):
         lines = []
         for name, body in bodies.items():
             program = tmp_path / name
@@ -50,6 +58,8 @@ def run_tests(tmp_path, source_dir):
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES ENVIRONMENT "{environment}")\n')
             if name in (labels or {}):
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES LABELS "{labels[name]}")\n')
+            if name in (costs or {}):
+                lines.append(f"set_tests_properties([=[{name}]=] PROPERTIES COST {costs[name]})\n")
         (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
         return subprocess.run(
             [sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
@@ -138,6 +148,32 @@ def test_a_program_that_leaves_something_behind_has_failed(run_tests, body, left
 KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the last one: of a terminal that closes
 
 
+@pytest.fixture
+def shared_memory_entry():
+    """An entry that comes while a program runs, under a name that is looked for; and a process that has it mapped."""
+    path = Path("/dev/shm") / f"fsdp-run-tests-{os.getpid()}"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDING_SHARED_MEMORY, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        yield path, holder
+    finally:
+        holder.communicate()
+        path.unlink(missing_ok=True)
+
+
+def test_shared_memory_that_is_left_has_failed_but_not_that_of_other_programs(run_tests, shared_memory_entry):
+    path, holder = shared_memory_entry
+    making = f"open({str(path)!r}, 'wb').write(bytes(4096))\n" + PASSING
+    waiting = making + f"\nwhile {str(path)!r} not in open('/proc/{holder.pid}/maps').read(): time.sleep(0.01)"
+    result = run_tests({"a_test": waiting})
+    assert result.returncode == 0, result.stdout
+    holder.communicate()
+    path.unlink()
+    result = run_tests({"a_test": making})
+    assert result.returncode == 1 and f"FAILED left {path.name} in /dev/shm" in result.stdout
+
+
 def test_programs_heed_the_keyboards_signals_in_the_background_too(run_tests):
     body = """import signal
 names = ("SIGINT", "SIGQUIT", "SIGHUP")
@@ -151,6 +187,14 @@ report([("One", {"result": "COMPLETED", **failures})])"""
         for signum, handler in zip(KEYBOARD, before):
             signal.signal(signum, handler)
     assert last_line(result) == "1 passed, 0 failed"
+
+
+def test_a_new_build_starts_with_what_costs_most(run_tests, tmp_path):
+    saying = {name: f'open({str(tmp_path / "order")!r}, "a").write("{name} ")\n' for name in ("free", "cheap", "dear")}
+    bodies = {f"{name}_test": body + PASSING for name, body in saying.items()}
+    result = run_tests(bodies, "--jobs", "1", costs={"cheap_test": 2, "dear_test": 30})
+    assert result.returncode == 0, result.stdout
+    assert (tmp_path / "order").read_text().split() == ["dear", "cheap", "free"]
 
 
 def test_what_took_longest_the_last_time_starts_first(run_tests, tmp_path):
