@@ -1,4 +1,4 @@
-# make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
+# make help lists what there is. Variables: CXX, TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
 # FUZZ_ONLY, JOBS, SANITIZER, TORCH_INDEX, VENV, WHEEL_TORCH (all may stay unset).
 SHELL := /bin/bash
 BUILD_DIR ?= $(CURDIR)/build

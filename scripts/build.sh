@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it. SOURCE_DIR: another project than
 # the repository's own. BUILD_TARGETS: some targets only. BUILD_TESTS=OFF: a folder that was not configured with tests yet
-# gets none, so that what only they need may be missing.
+# gets none, so that what only they need may be missing. CXX: the compiler of a folder that is configured for the first time.
 source "$(dirname "$0")/common.sh"
 
 # ccache must look past time stamps to use what it has with precompiled headers.
@@ -15,6 +15,23 @@ if [[ -z ${SOURCE_DIR:-} ]]; then
   if grep -qs '^FSDP_BUILD_TESTS:BOOL=ON' "$BUILD_DIR/CMakeCache.txt"; then tests=ON; fi
   settings+=(-DFSDP_BUILD_TESTS="$tests" -DFSDP_BUILD_BENCHMARKS="$tests")
 fi
+
+# Whether this clang++ can compile the project, which needs the headers of C++20.
+has_clang() { printf '#include <concepts>\n' | clang++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
+
+# A folder keeps its compiler. A new one with tests gets clang where it is installed: its precompiled headers hold the
+# instances of templates that GCC makes anew in each file, which halves the time.
+choose_compiler() {
+  local kept
+  kept=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$BUILD_DIR/CMakeCache.txt" 2>/dev/null || true)
+  if [[ -z $kept ]]; then
+    if [[ -z ${CXX:-} && -z ${SOURCE_DIR:-} && $tests == ON ]] && has_clang; then export CXX=clang++; fi
+  elif [[ -n ${CXX:-} && ! $(command -v "$CXX") -ef $(command -v "$kept") ]]; then
+    die "$BUILD_DIR is configured with $kept, not with CXX=$CXX" "For another compiler: make clean, or another BUILD_DIR"
+  fi
+}
+
+choose_compiler
 settings+=("$@")
 stamp=$BUILD_DIR/.configured-with
 # Headers of NCCL that came or went since are a change of settings, too.

@@ -21,7 +21,7 @@ if ! has_fuzzer; then
   say "Continuing without the fuzz targets: $missing"
   exit 0
 fi
-"$ROOT/scripts/build.sh" -DCMAKE_CXX_COMPILER=clang++
+CXX=clang++ "$ROOT/scripts/build.sh"
 rm -rf "$BUILD_DIR/seeds"
 "$BUILD_DIR/make_seeds" "$BUILD_DIR/seeds"
 [[ ${1:-} == build ]] && exit 0

@@ -2,6 +2,8 @@
 # sanitize.sh [address|thread]: builds with AddressSanitizer and UndefinedBehaviorSanitizer and runs the C++ tests (the
 # default), or builds with ThreadSanitizer and runs those of the communicators, of which ranks are threads.
 source "$(dirname "$0")/common.sh"
+# The suppressions and the notes of races are for the runtimes of GCC.
+export CXX=${CXX:-g++}
 
 address() {
   export BUILD_DIR=${SANITIZE_DIR:-$ROOT/build-sanitize}
