@@ -248,8 +248,7 @@ TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
 // Two elements over four ranks: two ranks hold none of the parameter, and must come to the same gathers as the others.
 TEST(WritesInAWiderDtype, AreRoundedAsTheShardsAreOnAllRanks) {
   run_ranks(4, [](Ranks world) {
-    torch::manual_seed(1);
-    torch::nn::Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
+    auto linear = testing::seeded([] { return torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)); });
     const torch::Tensor rounded = (linear->weight.detach().to(at::kDouble) * 0.3).to(at::kFloat).to(at::kDouble);
     Options options;
     options.communicator = world;

@@ -210,7 +210,7 @@ def ranks(source_dir):
 
 
 def test_rank_that_fails_ends_the_others(ranks):
-    command = ["sh", "-c", 'if [ "$RANK" = 1 ]; then echo "error: no" >&2; exit 5; fi; sleep 100']
+    command = ["sh", "-c", 'if [ "$RANK" = 1 ]; then echo "error: no" >&2; exit 5; fi; exec sleep 100']
     with pytest.raises(ranks.RankError, match=r"rank 1 of .*failed \(status 5\):\n.*error: no"):
         ranks.outputs(command, 3, 1, timeout=50)
 
