@@ -182,18 +182,30 @@ MARK = "FSDP_TEST_PROGRAM"
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def processes_with(mark):
-    """The processes that a program has started, by what their environment says: {process id: command line}."""
+def of_each_process(name):
+    """A file that the kernel has of each process: {process id: bytes}."""
     found = {}
-    for folder in Path("/proc").iterdir():
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
         try:
-            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+            found[int(path.parent.name)] = path.read_bytes()
         except OSError:  # it has ended, or is another user's
             continue
-    return {process: command for process, command in found.items() if command}  # not those that have ended
+    return found
+
+
+def processes_with(mark):
+    """The processes that a program has started, by what their environment says: {process id: command line}."""
+    marked = [
+        process
+        for process, environment in of_each_process("environ").items()
+        if f"{MARK}={mark}".encode() in environment.split(b"\0")
+    ]
+    commands = of_each_process("cmdline") if marked else {}
+    return {  # not those that have ended
+        process: commands[process].replace(b"\0", b" ").decode(errors="replace")
+        for process in marked
+        if commands.get(process)
+    }
 
 
 def entries_of_shared_memory():
@@ -204,14 +216,10 @@ def entries_of_shared_memory():
 def left_in_shared_memory(before):
     """The entries that have come since and that no process maps; those of other programs on this machine are in use."""
     new = entries_of_shared_memory() - before
-    maps = ""
-    for path in Path("/proc").glob("[0-9]*/maps") if new else ():
-        try:
-            maps += path.read_text(errors="replace")
-        except OSError:  # it has ended, or is another user's
-            continue
+    maps = b"".join(of_each_process("maps").values()) if new else b""
     # Again, because a program may have ended meanwhile and taken its own away.
-    return sorted(name for name in new & entries_of_shared_memory() if f"{SHARED_MEMORY / name}\n" not in maps)
+    left = new & entries_of_shared_memory()
+    return sorted(name for name in left if f"{SHARED_MEMORY / name}\n".encode() not in maps)
 
 
 class Surroundings:

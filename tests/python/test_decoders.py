@@ -21,9 +21,9 @@ from model_support import (
     run_tool,
 )
 
-# fp32: what the order of additions changes. 2e-5 is seen on some processors, of gradients of logits that no cap keeps
-# small. A difference of meaning shows in fp64.
-FP32 = 5e-5
+FP32 = 1e-5  # what the order of additions changes
+# 2e-5 is seen on some processors, of gradients of logits that no cap keeps small. Differences of meaning show in fp64.
+FP32_WITHOUT_CAPS = 5e-5
 
 
 def random_model(family, name, dtype=torch.float32):
@@ -62,7 +62,8 @@ def test_fp32_equals_transformers(family, name, tmp_path):
     model = random_model(family, name)
     model.save_pretrained(tmp_path)
     ids = random_ids(model.config)
-    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), FP32)
+    tolerance = FP32_WITHOUT_CAPS if name == "no_caps" else FP32
+    assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), tolerance)
 
 
 @pytest.mark.parametrize("family,name", CASES)

@@ -96,7 +96,7 @@ def test_consumer_builds_and_trains(prefix, source_dir, tmp_path):
     assert "loss" in output and "0.weight" in output
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++23"])  # the project itself is compiled as C++20
+@pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_public_headers_compile_without_a_warning(source_dir, tmp_path, compiler, standard):
     if not shutil.which(compiler):

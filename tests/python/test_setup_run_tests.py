@@ -27,7 +27,7 @@ LEAVING_A_PROCESS = """import subprocess
 report([("One", {"result": "COMPLETED"})])
 subprocess.Popen(["sleep", "1234"], start_new_session=True)"""
 
-# Maps the file that comes, says so, and keeps it until its input ends.
+# Maps the file that comes, and keeps it mapped until its input ends.
 HOLDING_SHARED_MEMORY = """import mmap, os, sys, time
 while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])): time.sleep(0.01)
 memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
@@ -152,9 +152,7 @@ KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the last one: of a 
 def shared_memory_entry():
     """An entry that comes while a program runs, under a name that is looked for; and a process that has it mapped."""
     path = Path("/dev/shm") / f"fsdp-run-tests-{os.getpid()}"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDING_SHARED_MEMORY, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLDING_SHARED_MEMORY, path], stdin=subprocess.PIPE)
     try:
         yield path, holder
     finally:
