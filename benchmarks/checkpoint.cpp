@@ -108,7 +108,7 @@ class Bench {
     world_->barrier({"done", 0, fsdp::Pass::kUser});
     if (world_->rank() == 0) fs::remove_all(path());
   }
-  fsdp::state::TrainingState state() { return {*sharded_, *model_, state_.get()}; }
+  fsdp::state::TrainingState state() { return {{{*sharded_, *model_}}, state_.get()}; }
   template <typename Part>
   Cost apart(const Part& part) {
     world_->barrier({"begin", 0, fsdp::Pass::kUser});

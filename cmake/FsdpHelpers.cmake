@@ -26,7 +26,7 @@ endmacro()
 # Two precompiled headers, one for the library and one for tests, each compiled once.
 function(fsdp_add_precompiled_headers)
   add_library(fsdp_pch OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp")
-  target_link_libraries(fsdp_pch PUBLIC LibTorch::LibTorch)
+  target_link_libraries(fsdp_pch PUBLIC LibTorch::LibTorch nlohmann_json::nlohmann_json)
   target_precompile_headers(fsdp_pch PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.h")
   fsdp_set_options(fsdp_pch)
 endfunction()

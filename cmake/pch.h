@@ -11,3 +11,5 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "json_pch.h"

@@ -9,3 +9,5 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "json_pch.h"

@@ -10,6 +10,7 @@ runs no test counts as failed. The exit status is 0 only when nothing failed.
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,9 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+from left_behind import SHARED_MEMORY, Surroundings, entries_of_shared_memory, left_in_shared_memory
 
 
 @dataclasses.dataclass
@@ -177,75 +181,33 @@ def end_group(process):
         time.sleep(1)
 
 
-# In the environment of a program and of all that it starts, also in sessions of their own.
-MARK = "FSDP_TEST_PROGRAM"
-SHARED_MEMORY = Path("/dev/shm")
+class Slots:
+    """How many programs run at a time. The Python tests often wait for processes that start, so that three of their
+    programs take no more of the machine than two others. Programs get their slots in the order in which they ask."""
 
+    def __init__(self, jobs):
+        self.size = self.free = 3 * jobs
+        self.changed = threading.Condition()
+        self.waiting = []
 
-def of_each_process(name):
-    """A file that the kernel has of each process: {process id: bytes}."""
-    found = {}
-    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+    def of(self, program):
+        return 2 if "python" in program.labels else 3
+
+    @contextlib.contextmanager
+    def taken_by(self, program):
+        count = self.of(program)
+        with self.changed:
+            self.waiting.append(program)
+            self.changed.wait_for(lambda: self.waiting[0] is program and self.free >= count)
+            self.waiting.pop(0)
+            self.free -= count
+            self.changed.notify_all()
         try:
-            found[int(path.parent.name)] = path.read_bytes()
-        except OSError:  # it has ended, or is another user's
-            continue
-    return found
-
-
-def processes_with(mark):
-    """The processes that a program has started, by what their environment says: {process id: command line}."""
-    marked = [
-        process
-        for process, environment in of_each_process("environ").items()
-        if f"{MARK}={mark}".encode() in environment.split(b"\0")
-    ]
-    commands = of_each_process("cmdline") if marked else {}
-    return {  # not those that have ended
-        process: commands[process].replace(b"\0", b" ").decode(errors="replace")
-        for process in marked
-        if commands.get(process)
-    }
-
-
-def entries_of_shared_memory():
-    """What libraries that tests use leave there under names."""
-    return {entry.name for entry in SHARED_MEMORY.glob("*") if re.match(r"fsdp|torch_|gloo|nccl|sem\.", entry.name)}
-
-
-def left_in_shared_memory(before):
-    """The entries that have come since and that no process maps; those of other programs on this machine are in use."""
-    new = entries_of_shared_memory() - before
-    maps = b"".join(of_each_process("maps").values()) if new else b""
-    # Again, because a program may have ended meanwhile and taken its own away.
-    left = new & entries_of_shared_memory()
-    return sorted(name for name in left if f"{SHARED_MEMORY / name}\n".encode() not in maps)
-
-
-class Surroundings:
-    """Where a program can leave something behind: its temporary folder, and processes that outlive it."""
-
-    # pytest keeps the folders of failed tests, by a name for each user.
-    EXPECTED = re.compile(r"pytest-of-")
-
-    def __init__(self, program, reports):
-        self.mark = f"{reports.name}/{program.name}"
-        self.folder = reports / "tmp" / program.name
-        self.folder.mkdir(parents=True)
-        self.environment = (f"TMPDIR={self.folder}", f"TEST_TMPDIR={self.folder}", f"{MARK}={self.mark}")
-
-    def leftovers(self, patience=5):
-        """Sentences about what is left; processes get some seconds to end."""
-        deadline = time.monotonic() + patience
-        while (processes := processes_with(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
-        return [
-            f"left {entry.name} in the temporary folder"
-            for entry in sorted(self.folder.iterdir())
-            if not self.EXPECTED.match(entry.name)
-        ] + [f"left the process {command.strip()[:200]}" for command in processes.values()]
+            yield
+        finally:
+            with self.changed:
+                self.free += count
+                self.changed.notify_all()
 
 
 def execute(command, environment, timeout, log):
@@ -274,7 +236,12 @@ def log_path(reports, name):
     return reports / f"{name}.log"
 
 
-def run_program(program, timeout, reports):
+def run_program(program, timeout, reports, slots):
+    with slots.taken_by(program):
+        return run_now(program, timeout, reports)
+
+
+def run_now(program, timeout, reports):
     start = time.monotonic()
     log = log_path(reports, program.name)
     surroundings = Surroundings(program, reports)
@@ -363,8 +330,8 @@ def main():
     parser.add_argument(
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
-    parser.add_argument("--timeout", type=float, default=2400, help="seconds for one program")
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time; of Python's, half as many again")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for one program")
     options = parser.parse_args()
     os.environ["FSDP_BUILD_DIR"] = str(options.build_dir.resolve())
 
@@ -378,8 +345,9 @@ def main():
         programs = longest_first(programs, durations)
         runs = []
         shared_memory = entries_of_shared_memory()
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            started = [pool.submit(run_program, program, options.timeout, reports) for program in programs]
+        slots = Slots(options.jobs)
+        with concurrent.futures.ThreadPoolExecutor(slots.size // 2) as pool:
+            started = [pool.submit(run_program, program, options.timeout, reports, slots) for program in programs]
             for finished in concurrent.futures.as_completed(started):
                 runs.append(finished.result())
                 report_run(runs[-1])

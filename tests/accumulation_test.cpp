@@ -44,10 +44,10 @@ void expect_close(const Weights& got, const Weights& want) {
 }
 
 // The way in which the passes of a step are run.
-enum class Way { kSyncEach, kNoSync, kPerCall, kSwitch, kReplicasLater, kWaitLater, kNoSyncThenReplicas };
+enum class Way { kSyncEach, kNoSync, kPerCall, kSwitch, kReplicasLater, kWaitLater, kNoSyncThenReplicas, kAfterwards };
 const char* to_string(Way way) {
   const char* names[] = {
-      "sync_each", "no_sync", "per_call", "switch", "replicas", "wait_later", "no_sync_then_replicas"};
+      "sync_each", "no_sync", "per_call", "switch", "replicas", "wait_later", "no_sync_then_replicas", "afterwards"};
   return names[static_cast<int>(way)];
 }
 
@@ -60,6 +60,8 @@ BackwardOptions options_of(Way way, int pass) {
       return {.requires_all_reduce = last};
     case Way::kWaitLater:
       return {.is_last_backward = last};
+    case Way::kAfterwards:
+      return {.requires_gradient_sync = false};
     case Way::kNoSyncThenReplicas:
       return {.requires_gradient_sync = pass > 0, .requires_all_reduce = last};
     default:
@@ -79,6 +81,7 @@ void run_pass(Way way, int pass, ShardedModule& sharded, TinyLM& model, int rank
   } else {
     sharded.backward(loss(), options);
   }
+  if (way == Way::kAfterwards && pass == kPasses - 1) sharded.reduce_gradients();
 }
 
 struct Case {
@@ -130,7 +133,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2}) {
     for (Way way : {Way::kSyncEach, Way::kNoSync, Way::kPerCall, Way::kSwitch, Way::kReplicasLater, Way::kWaitLater,
-                    Way::kNoSyncThenReplicas}) {
+                    Way::kNoSyncThenReplicas, Way::kAfterwards}) {
       for (int world_size : {1, 2, 4}) {
         cases.push_back({world_size, strategy, (static_cast<int>(way) + world_size) % 2 == 0, way});
       }
@@ -230,6 +233,17 @@ TEST(NoSync, ZeroGradDropsAccumulatedGradients) {
 struct Thrown : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+TEST(NoSync, ReducingAfterwardsIsRefusedWhereNothingIsReduced) {
+  run_ranks(2, [](Ranks world) {
+    TinyLM model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
+    sharded->reduce_gradients();  // there are none
+    for (const auto& leaf : sharded->parameters()) EXPECT_FALSE(leaf.grad().defined());
+    auto no_sync = sharded->no_sync();
+    expect_error([&] { sharded->reduce_gradients(); }, {"reduce_gradients()", "inside no_sync()"});
+  });
+}
 
 // If a backward throws in the middle of an accumulation, the gradients of earlier passes are lost too. The next
 // backward reports this.

@@ -4,8 +4,10 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/end_process.h"
+
 int main(int argc, char** argv) {
   at::set_num_threads(1);
   ::testing::InitGoogleMock(&argc, argv);
-  return RUN_ALL_TESTS();
+  fsdp::base::end_process(RUN_ALL_TESTS());
 }

@@ -1,16 +1,17 @@
 // The program `fsdp`.
 #include <csignal>
-#include <cstdio>
-#include <exception>
 
+#include "base/end_process.h"
 #include "commands/train_command.h"
 #include "config/cli.h"
 #include "config/errors.h"
 #include "report/process_memory.h"
 #include "setup/rank_place.h"
 
-int main(int argc, char** argv) {
-  using namespace fsdp::trainer;
+namespace fsdp::trainer {
+namespace {
+
+int run(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns an error
   const auto command = parse_command_line(argc, argv);
   if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
@@ -23,3 +24,8 @@ int main(int argc, char** argv) {
   open_cuda_library();
   return run_train_command(std::get<TrainCommand>(command));
 }
+
+}  // namespace
+}  // namespace fsdp::trainer
+
+int main(int argc, char** argv) { fsdp::base::end_process(fsdp::trainer::run(argc, argv)); }

@@ -1,5 +1,6 @@
 // Checkpoints of a training run on disk: model, buffers, optimizer and data of the caller, saved by any number of ranks
-// and loaded by any other number. docs/checkpoints.md describes the format and the guarantees.
+// and loaded by any other number, with any division into the stages of a pipeline. docs/checkpoints.md describes the
+// format and the guarantees.
 //
 //   fsdp::save_checkpoint("run/step-100", {*sharded, *model, state.get()}, R"({"step": 100})", *world);
 //   const std::string user = fsdp::load_checkpoint("run/step-100", {*sharded, *model, state.get()}, *world).user;
@@ -42,12 +43,31 @@ struct CheckpointedRun {
   std::vector<SplitTensor> split = {};
 };
 
+// A stage of a pipeline (fsdp/pipeline.h) that a rank holds.
+struct CheckpointedStage {
+  int index = 0;  // in the order of the model
+  ShardedModule& model;
+  torch::nn::Module& module;  // the module of `model`, for its buffers; named as in the whole model
+};
+
+// The contents of a checkpoint of a pipeline. The folder has the whole model, under its names: it can be loaded with
+// any other division into stages, or none, and the other way round. Buffers, and parameters that are not sharded, are
+// saved from the first rank of each stage.
+struct CheckpointedPipeline {
+  std::vector<CheckpointedStage> stages;  // those of this rank
+  OptimizerState* optimizer = nullptr;    // built on parameters of all of them, with as many groups as on other stages
+  std::vector<std::string> tied_parameters = {};   // as PipelineOptions::tied_parameters
+  std::map<std::string, at::Tensor> of_rank = {};  // as CheckpointedRun::of_rank
+};
+
 // Writes the folder. When all ranks have returned, it is on the disk under its name, complete; an existing folder is
 // replaced. `user`: JSON text; rank 0's is stored. If a rank fails, all ranks throw StepFailed (errors.h), which
 // names rank, file and reason, and an existing folder is unchanged. (If ranks are killed or lose each other, a folder
 // .NAME.tmp-… may remain beside it; it is no checkpoint, and may be removed when no rank is saving.) `world`: all
 // ranks, which must see the same file system. Collective.
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
+                     Communicator& world);
+void save_checkpoint(const std::filesystem::path& folder, const CheckpointedPipeline& run, const std::string& user,
                      Communicator& world);
 
 struct LoadedCheckpoint {
@@ -65,6 +85,8 @@ struct LoadedCheckpoint {
 // and optimizer are undefined. Collective.
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options = {});
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedPipeline& run,
+                                 Communicator& world, const LoadOptions& options = {});
 
 // What an asynchronous save does while another one is in progress.
 enum class SecondSave : uint8_t {
@@ -87,6 +109,7 @@ class AsyncCheckpointer {
   // memory as the shards, split tensors and the optimizers' state, and is kept for the next save. `run` may change
   // afterwards.
   void save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user);
+  void save(const std::filesystem::path& folder, const CheckpointedPipeline& run, const std::string& user);
 
   // Must be called at the same points of all ranks' programs while training continues, for example once in each step.
   // Does not wait for a disk. Returns the folder of the save in progress if it has ended by now.

@@ -20,6 +20,10 @@
 // returns, so each loss carries its weight (1 / micro-batches for a mean). It is reduced over the data-parallel ranks
 // as everywhere, by default once, in the last backward pass of each stage.
 //
+// Passes for weight gradients alone (I and W of the zero-bubble schedules). What is left for W are the products of
+// linear, addmm and mm with weights that are leaves; all other gradients are computed in I, after which the graph is
+// freed. Of each product its two factors are kept until W, which needs no gathered parameters.
+//
 // Memory. A stage whose units stay gathered after forward (SHARD_GRAD_OP, as the paper advises) gathers them once in a
 // step, and holds its parameters and the sum of their gradients unsharded meanwhile. With FULL_SHARD, each pass gathers
 // anew. Of each micro-batch in flight a stage keeps its graph and its inputs; its outputs' memory goes as soon as the
@@ -67,6 +71,9 @@ struct PipelineOptions {
   // true: each backward pass reduces gradients, which are then accumulated sharded, at the price of a reduction for
   // each micro-batch (see BackwardOptions::requires_gradient_sync).
   bool sync_each_micro_batch = false;
+  // false, with sync_each_micro_batch: the backward passes before the last one leave out the reduction over the
+  // replicas of a hybrid mesh (see BackwardOptions::requires_all_reduce).
+  bool all_reduce_each_micro_batch = true;
 };
 
 // A pass of the last step on this rank.
@@ -79,10 +86,10 @@ struct PipelinePass {
 // trains.
 class Pipeline {
  public:
-  // `schedule`: with or without communication; it must be of as many ranks as the mesh has in `pp`, and have no passes
-  // for weight gradients alone (I, W). `stages`: those that the schedule gives to this rank, in any order. Collective;
-  // throws on all ranks, naming the ranks and the difference, if ranks pass different schedules or options, if a
-  // parameter is in two stages, or if one of `options.parameters` is in none.
+  // `schedule`: with or without communication; it must be of as many ranks as the mesh has in `pp`. `stages`: those
+  // that the schedule gives to this rank, in any order. Collective; throws on all ranks, naming the ranks and the
+  // difference, if ranks pass different schedules or options, if a parameter is in two stages, or if one of
+  // `options.parameters` is in none.
   Pipeline(DeviceMesh mesh, const PipelineSchedule& schedule, std::vector<PipelineStage> stages,
            const PipelineOptions& options = {});
   ~Pipeline();

@@ -68,6 +68,7 @@ struct PipelineSchedule {
 
   int ranks() const { return static_cast<int>(of_rank.size()); }
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
+  std::vector<int> stages_of(int rank) const;  // those that a rank holds, ascending
 };
 
 // The names that make_pipeline_schedule takes.
@@ -75,6 +76,10 @@ const std::vector<std::string>& pipeline_schedule_names();
 
 // Returns whether make_pipeline_schedule takes this name.
 bool is_pipeline_schedule_name(std::string_view name);
+
+// Returns the number of stages a rank that the schedule of this name takes, or nothing if it takes any. Throws
+// c10::Error for an unknown name.
+std::optional<int> stages_per_rank_of(std::string_view name);
 
 // Makes an order of passes, without communication. In upper or lower case, as in PyTorch:
 //   GPipe                  all forward passes, then all backward passes (Huang et al. 2019)

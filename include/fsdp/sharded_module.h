@@ -152,6 +152,9 @@ class ShardedModule {
   void backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph = false);
   // Runs `body`, which runs backward passes, with these options.
   void with_backward_options(const BackwardOptions& options, const std::function<void()>& body);
+  // Reduces the gradients that backward passes without synchronization have added up, as if the last of them had
+  // synchronized. Throws within no_sync() and while backward runs. Collective.
+  void reduce_gradients();
   // Waits for reductions that a backward with is_last_backward = false left in flight.
   void wait_for_gradients();
 

@@ -20,15 +20,23 @@ enum class TraceTrack : uint8_t {
   kGather,   // from the issue of an all-gather until it was waited for
   kReduce,   // from the issue of a unit's reduction until it was waited for
   kLimiter,  // Options::limit_all_gathers delays the gather of an expected unit
+  // Of a stage of a pipeline, in a row of its own: the passes of micro-batches (F, B, I and W of
+  // fsdp/pipeline_schedule.h), and waits for messages between them.
+  kStageForward,
+  kStageBackward,
+  kStageInputGradient,
+  kStageWeightGradient,
+  kStageWait,
 };
 const char* to_string(TraceTrack track);
 
 struct TraceRange {
   TraceTrack track;
-  std::string name;  // name of the unit
+  std::string name;  // name of the unit; of a pass, such as "F3"; of the message that a stage waits for
   Pass pass;
   int64_t begin_ns;  // since the epoch of std::chrono::system_clock
   int64_t end_ns;
+  int stage = -1;  // of a pipeline, in the order of the model; else -1
 };
 
 // Memory at one moment. Sampled when a unit is gathered or released, when gradients are captured, reduced or added to
@@ -58,9 +66,9 @@ class TraceNotWritten : public ErrorOfAllRanks {
 };
 
 // Writes the recordings of all ranks of the communicator to one file in the Trace Event Format (JSON): a process for
-// each rank, a row for each track (several if gathers overlap), and a counter "memory" for each rank with a series for
-// each category. Collective; rank 0 writes the file. `trace`: the recording of this rank. Throws TraceNotWritten on all
-// ranks if the file cannot be written.
+// each rank, a row for each track (several if gathers overlap) and for each stage of a pipeline, and a counter "memory"
+// for each rank with a series for each category. Collective; rank 0 writes the file. `trace`: the recording of this
+// rank. Throws TraceNotWritten on all ranks if the file cannot be written.
 void write_trace(const std::filesystem::path& path, Communicator& communicator, const Trace& trace);
 
 }  // namespace fsdp

@@ -45,8 +45,7 @@ void Checkpoint::save(const std::string& folder, const std::string& user) {
 }
 
 void Checkpoint::load(const std::string& folder, bool strict) {
-  const state::TrainingState run{.model = *sharded_->module(),
-                                 .module = *module_->module(),
+  const state::TrainingState run{.parts = {{*sharded_->module(), *module_->module()}},
                                  .optimizer = optimizer_.groups().empty() ? nullptr : &optimizer_};
   state::LoadedTrainingState loaded =
       state::load_training_state(folder, run, *world_->communicator(), {.strict = strict});

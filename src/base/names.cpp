@@ -77,6 +77,16 @@ const char* to_string(TraceTrack track) {
       return "reduce";
     case TraceTrack::kLimiter:
       return "limiter";
+    case TraceTrack::kStageForward:
+      return "stage_forward";
+    case TraceTrack::kStageBackward:
+      return "stage_backward";
+    case TraceTrack::kStageInputGradient:
+      return "stage_input_gradient";
+    case TraceTrack::kStageWeightGradient:
+      return "stage_weight_gradient";
+    case TraceTrack::kStageWait:
+      return "stage_wait";
   }
   TORCH_CHECK(false, "fsdp: unknown track ", static_cast<int>(track));
 }

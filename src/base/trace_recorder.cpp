@@ -18,11 +18,11 @@ int64_t TraceRecorder::clock() {
       .count();
 }
 
-void TraceRecorder::record(TraceTrack track, const std::string& name, Pass pass, int64_t begin) {
+void TraceRecorder::record(TraceTrack track, const std::string& name, Pass pass, int64_t begin, int stage) {
   int64_t end = now();
   if (begin == 0 || end == 0) return;
   std::lock_guard lock(mutex_);
-  trace_.ranges.push_back({track, name, pass, begin, end});
+  trace_.ranges.push_back({track, name, pass, begin, end, stage});
 }
 
 void TraceRecorder::sample_memory() {

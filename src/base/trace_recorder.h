@@ -38,8 +38,8 @@ class TraceRecorder {
  public:
   // Returns the current time in nanoseconds (see TraceRange), or 0 while nothing is recorded.
   int64_t now() const { return on_.load(std::memory_order_relaxed) ? clock() : 0; }
-  // Records the range from `begin` to now, unless recording was off at either end.
-  void record(TraceTrack track, const std::string& name, Pass pass, int64_t begin);
+  // Records the range from `begin` to now, unless recording was off at either end. `stage`: see TraceRange.
+  void record(TraceTrack track, const std::string& name, Pass pass, int64_t begin, int stage = -1);
 
   // Call after memory use has changed: takes a sample if the pace of samples allows it.
   void sample_memory();

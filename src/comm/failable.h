@@ -37,6 +37,9 @@ inline void check_group_complete(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_complete();
 }
 
+// Throws if this rank of the group has failed or left. Messages between other ranks can still succeed.
+void check_present(const Communicator& group, int rank);
+
 // Returns the family of a group, or null (a group of one rank, or one that is wrapped).
 inline GroupFamily* family_of(const Communicator& group) {
   const auto* failable = dynamic_cast<const Failable*>(&group);

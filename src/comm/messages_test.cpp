@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using testing::error_of;
 using testing::errors_of_ranks;
 using ::testing::HasSubstr;
@@ -226,6 +227,26 @@ TEST(Messages, OfARankThatLeftNameIt) {
                                         {.timeout = std::chrono::hours(1)});
     EXPECT_THAT(errors[1], HasSubstr("rank 0 is lost"));
   }
+}
+
+// In a pipeline, the last stages are done before the first ones.
+TEST(Messages, GoBetweenTwoRanksAfterAThirdOneHasLeft) {
+  std::atomic<bool> has_left = false;
+  const auto errors = errors_of_ranks(3, [&](std::shared_ptr<Communicator> comm) {
+    if (comm->rank() == 2) {
+      has_left = true;
+      throw std::runtime_error("done");
+    }
+    while (!has_left) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // until the others have noticed
+    const int other = 1 - comm->rank();
+    const auto sent = comm->send(torch::full({3}, comm->rank()), other, id("m"));
+    const at::Tensor output = torch::zeros({3}, torch::kLong);
+    comm->recv(output, other, id("m"))->wait();
+    sent->wait();
+    EXPECT_TRUE(output.eq(other).all().item<bool>());
+  });
+  EXPECT_THAT(errors, ElementsAre("no error", "no error", "done"));
 }
 
 TEST(Messages, SentBeforeARankLeftArrive) {

@@ -219,6 +219,17 @@ void Engine::finish_backward() {
   }
 }
 
+void Engine::reduce_accumulated() {
+  TORCH_CHECK(!seams::in_backward(), "fsdp: reduce_gradients() was called while backward runs");
+  prepare();
+  observe_backward();
+  begin_backward();
+  const bool reduces = gradients_.syncs_any();
+  finish_backward();
+  TORCH_CHECK(reduces,
+              "fsdp: reduce_gradients() was called where backward passes do not reduce gradients, as inside no_sync()");
+}
+
 void Engine::discard_captures() {
   gatherer_.end_pass(Pass::kBackward);
   gradients_.discard_captures();

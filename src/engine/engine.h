@@ -79,6 +79,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enter(Unit& unit, int64_t parameter);
   // Captures a gradient that has reached a parameter (given by its index in the unit).
   void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
+  // Reduces what earlier backward passes have added up (ShardedModule::reduce_gradients). Collective.
+  void reduce_accumulated();
 
   // Cuts the units that are marked to be cut, if any, or only the units of one record ([Note: when units are cut]).
   // Collective.

@@ -139,6 +139,8 @@ void ShardedModule::with_backward_options(const BackwardOptions& options, const 
   body();
 }
 
+void ShardedModule::reduce_gradients() { engine().reduce_accumulated(); }
+
 void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
   check_factor(factor);
   engine().gradients().settings().divide_factor = factor;

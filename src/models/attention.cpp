@@ -110,10 +110,11 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
               "; it must be greater than 0");
   const int64_t sequence = query.size(2), window = attended_keys(sequence, options.window);
   return rounded_once(value, options, [&](const auto& cast) {
+    const at::Tensor q = cast(query), k = cast(key), v = cast(value);
     if (window == sequence && !options.softcap) {
-      return fused(cast(query), cast(key), cast(value), std::nullopt, /*is_causal=*/true, options);
+      return fused(q, k, v, std::nullopt, /*is_causal=*/true, options);
     }
-    return in_blocks(cast(query), cast(key), cast(value), window, options);
+    return in_blocks(q, k, v, window, options);
   });
 }
 
@@ -122,7 +123,8 @@ at::Tensor biased_attention(const at::Tensor& query, const at::Tensor& key, cons
   TORCH_CHECK(!options.window && !options.softcap, "biased_attention has neither a window nor a softcap");
   return rounded_once(value, options, [&](const auto& cast) {
     const auto mask = bias.defined() ? std::optional<at::Tensor>(cast(bias)) : std::nullopt;
-    return fused(cast(query), cast(key), cast(value), mask, /*is_causal=*/false, options);
+    const at::Tensor q = cast(query), k = cast(key), v = cast(value);
+    return fused(q, k, v, mask, /*is_causal=*/false, options);
   });
 }
 

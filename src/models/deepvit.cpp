@@ -24,7 +24,8 @@ ReAttentionImpl::ReAttentionImpl(const DeepViTConfig& config, const at::TensorOp
       proj_(register_module("proj", Linear(config.hidden_size, config.hidden_size, true, options))) {}
 
 at::Tensor ReAttentionImpl::mixed(const at::Tensor& maps) {
-  return at::matmul(theta_.t(), maps.flatten(2)).view(maps.sizes());
+  const at::Tensor of_new_heads = theta_.t();
+  return at::matmul(of_new_heads, maps.flatten(2)).view(maps.sizes());
 }
 
 at::Tensor ReAttentionImpl::forward(const at::Tensor& x) {
@@ -32,7 +33,8 @@ at::Tensor ReAttentionImpl::forward(const at::Tensor& x) {
   const at::Tensor query = split_heads(parts[0], head_dim_), key = split_heads(parts[1], head_dim_);
   const at::Tensor scores = at::matmul(query, key.transpose(-2, -1)) / std::sqrt(static_cast<double>(head_dim_));
   const at::Tensor maps = at::dropout(scores.softmax(-1), attention_dropout_, is_training());
-  const at::Tensor attended = at::matmul(norm_(mixed(maps)), split_heads(parts[2], head_dim_));
+  const at::Tensor weights = norm_(mixed(maps));
+  const at::Tensor attended = at::matmul(weights, split_heads(parts[2], head_dim_));
   return at::dropout(proj_(attended.transpose(1, 2).flatten(2)), dropout_, is_training());
 }
 

@@ -62,7 +62,8 @@ DhenLayerImpl::DhenLayerImpl(const DhenConfig& config, int64_t inputs, const at:
 at::Tensor DhenLayerImpl::forward(const at::Tensor& x) {
   std::vector<at::Tensor> ensemble;
   for (const auto& interaction : interactions_) ensemble.push_back(interaction->forward(x));
-  return norm_(at::cat(ensemble, 1) + (shortcut_.is_empty() ? x : shortcut_(x)));
+  const at::Tensor joined = at::cat(ensemble, 1);
+  return norm_(joined + (shortcut_.is_empty() ? x : shortcut_(x)));
 }
 
 std::vector<Products> DhenLayerImpl::products() const {

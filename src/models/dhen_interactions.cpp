@@ -27,8 +27,10 @@ class AttentionInteraction final : public Interaction {
 
   at::Tensor forward(const at::Tensor& x) override {
     const auto parts = qkv_(x).chunk(3, /*dim=*/-1);
-    const at::Tensor attended = at::scaled_dot_product_attention(
-        split_heads(parts[0], head_dim_), split_heads(parts[1], head_dim_), split_heads(parts[2], head_dim_));
+    const at::Tensor query = split_heads(parts[0], head_dim_);
+    const at::Tensor key = split_heads(parts[1], head_dim_);
+    const at::Tensor value = split_heads(parts[2], head_dim_);
+    const at::Tensor attended = at::scaled_dot_product_attention(query, key, value);
     return mix_(proj_(attended.transpose(1, 2).flatten(2)));
   }
   std::vector<Products> products() const override {

@@ -36,8 +36,10 @@ at::Tensor GPT2AttentionImpl::forward(const at::Tensor& hidden_states) {
   const auto parts = c_attn_(hidden_states).chunk(3, /*dim=*/-1);
   AttentionOptions attention = attention_;
   if (!is_training()) attention.dropout = 0.0;
-  const at::Tensor attended = causal_attention(split_heads(parts[0], head_dim_), split_heads(parts[1], head_dim_),
-                                               split_heads(parts[2], head_dim_), attention);
+  const at::Tensor query = split_heads(parts[0], head_dim_);
+  const at::Tensor key = split_heads(parts[1], head_dim_);
+  const at::Tensor value = split_heads(parts[2], head_dim_);
+  const at::Tensor attended = causal_attention(query, key, value, attention);
   return at::dropout(c_proj_(attended), residual_dropout_, is_training());
 }
 
@@ -72,13 +74,26 @@ GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& 
   ln_f_ = register_module("ln_f", LayerNorm(config.n_embd, config.layer_norm_epsilon, options));
 }
 
-at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids) {
+at::Tensor GPT2ModelImpl::embed(const at::Tensor& input_ids) {
   const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options());
-  at::Tensor hidden_states = at::dropout(wte_(input_ids) + wpe_(positions), embedding_dropout_, is_training());
-  for (size_t i = 0; i < h_->size(); ++i) {
-    hidden_states = checkpointing_.forward(static_cast<int64_t>(i), h_->ptr<GPT2BlockImpl>(i), hidden_states);
+  const at::Tensor embedded = kept(wte_, "wte")(input_ids);
+  return at::dropout(embedded + kept(wpe_, "wpe")(positions), embedding_dropout_, is_training());
+}
+
+at::Tensor GPT2ModelImpl::run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    hidden_states = checkpointing_.forward(i, kept_block<GPT2BlockImpl>(h_, i), hidden_states);
   }
-  return ln_f_(hidden_states);
+  return hidden_states;
+}
+
+at::Tensor GPT2ModelImpl::norm(const at::Tensor& hidden_states) { return kept(ln_f_, "ln_f")(hidden_states); }
+
+void GPT2ModelImpl::keep(const StagePart& part, bool is_tied) {
+  h_ = keep_entries(*this, "h", h_, part.begin, part.end);
+  if (!part.is_first) drop(*this, "wpe", wpe_);
+  if (!part.has_embedding(is_tied)) drop(*this, "wte", wte_);
+  if (!part.is_last) drop(*this, "ln_f", ln_f_);
 }
 
 GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options)
@@ -90,9 +105,21 @@ GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, const at::Ten
 
 LanguageModelOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens("GPT-2", input_ids, labels);
+  return finish(run_blocks(embed(input_ids), 0, num_blocks()), labels);
+}
+
+StagedLM::Activations GPT2LMHeadModelImpl::embed(const at::Tensor& input_ids) {
   TORCH_CHECK(input_ids.size(1) <= config_.n_positions, "GPT-2: a sequence of ", input_ids.size(1),
               " tokens is longer than n_positions, ", config_.n_positions);
-  return predict(lm_head_, transformer_(input_ids), next_token_labels(labels));
+  return {transformer_->embed(input_ids)};
+}
+
+void GPT2LMHeadModelImpl::drop_all_but(const StagePart& part) {
+  transformer_->keep(part, config_.tie_word_embeddings);
+  // The weight of a head that is the embedding belongs to one module, so that it can be a unit of its own.
+  if (part.is_last && (part.is_first || !config_.tie_word_embeddings)) return;
+  unregister_module("lm_head");
+  if (!part.is_last) lm_head_ = nullptr;
 }
 
 std::vector<Products> GPT2LMHeadModelImpl::products_of_block(int64_t sequence_length) const {

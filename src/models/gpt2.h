@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/activation_checkpoint.h"
@@ -18,6 +19,7 @@
 #include "models/gpt2_config.h"
 #include "models/layers.h"
 #include "models/recomputed_flops.h"
+#include "models/staged_lm.h"
 
 namespace fsdp::models {
 
@@ -64,8 +66,12 @@ TORCH_MODULE(GPT2Block);
 class GPT2ModelImpl : public torch::nn::Module {
  public:
   GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& options);
-  // input_ids: [batch, sequence] int64. Returns the last hidden states after the final norm.
-  at::Tensor forward(const at::Tensor& input_ids);
+  // input_ids: [batch, sequence] int64.
+  at::Tensor embed(const at::Tensor& input_ids);
+  at::Tensor run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end);
+  at::Tensor norm(const at::Tensor& hidden_states);
+  // See StagedLM::keep. The last stage keeps the embedding of tokens as well if it is tied.
+  void keep(const StagePart& part, bool is_tied);
 
   const at::Tensor& embedding_weight() const { return wte_->weight; }
   // Sets the policy for the blocks, which are counted from 0.
@@ -82,7 +88,7 @@ class GPT2ModelImpl : public torch::nn::Module {
 TORCH_MODULE(GPT2Model);
 
 // With tie_word_embeddings, "lm_head.weight" and "transformer.wte.weight" are one parameter under two names.
-class GPT2LMHeadModelImpl : public CausalLM {
+class GPT2LMHeadModelImpl : public CausalLM, public StagedLM {
  public:
   // Parameters are left uninitialised; see initialize().
   GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options);
@@ -104,7 +110,22 @@ class GPT2LMHeadModelImpl : public CausalLM {
   double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
+  int64_t num_blocks() const override { return config_.n_layer; }
+  // Throws if the sequence is longer than n_positions.
+  Activations embed(const at::Tensor& input_ids) override;
+  Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
+    return {transformer_->run_blocks(std::move(activations.at(0)), begin, end)};
+  }
+  LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override {
+    const at::Tensor normed = transformer_->norm(std::exchange(activations.at(0), at::Tensor()));
+    return predict(lm_head_, normed, next_token_labels(labels));
+  }
+  std::string tied_parameter() const override { return config_.tie_word_embeddings ? "transformer.wte.weight" : ""; }
+
   const GPT2Config& config() const { return config_; }
+
+ protected:
+  void drop_all_but(const StagePart& part) override;
 
  private:
   std::vector<Products> products_of_block(int64_t sequence_length) const;  // for one token

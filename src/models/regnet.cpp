@@ -77,7 +77,8 @@ RegNetLayerImpl::RegNetLayerImpl(const RegNetConfig& config, int64_t in_channels
 at::Tensor RegNetLayerImpl::forward(const at::Tensor& x) {
   at::Tensor hidden = middle_(first_(x));
   if (!excitation_.is_empty()) hidden = excitation_(hidden);
-  return activation_(last_(hidden) + (shortcut_.is_empty() ? x : shortcut_(x)));
+  hidden = last_(hidden);
+  return activation_(hidden + (shortcut_.is_empty() ? x : shortcut_(x)));
 }
 
 double RegNetLayerImpl::flops(ImageSize input) const {

@@ -88,7 +88,9 @@ at::Tensor rotate(const at::Tensor& x, const RotaryFactors& factors) {
   const c10::ScalarType dtype = x.scalar_type();
   const auto cast = [&](const at::Tensor& factor) { return factors.keeps_fp32 ? factor : factor.to(dtype); };
   // addcmul is not used: it rounds once, and transformers rounds twice.
-  return (x * cast(factors.cos) + partners(x, factors.pairs) * cast(factors.sin)).to(dtype);
+  const at::Tensor own = x * cast(factors.cos);
+  const at::Tensor others = partners(x, factors.pairs);
+  return (own + others * cast(factors.sin)).to(dtype);
 }
 
 }  // namespace
@@ -96,7 +98,8 @@ at::Tensor rotate(const at::Tensor& x, const RotaryFactors& factors) {
 RotaryFactors rotary_factors(const RopeConfig& rope, int64_t sequence, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
   const auto fp32 = at::TensorOptions(options.device()).dtype(at::kFloat);
-  const at::Tensor angles = at::outer(at::arange(sequence, fp32), frequencies_of(rope, sequence, fp32));
+  const at::Tensor positions = at::arange(sequence, fp32);
+  const at::Tensor angles = at::outer(positions, frequencies_of(rope, sequence, fp32));
   at::Tensor cos = angles.cos(), sin = angles.sin();
   if (rope.attention_factor != 1.0) {
     cos.mul_(rope.attention_factor);

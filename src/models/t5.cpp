@@ -92,8 +92,10 @@ at::Tensor T5AttentionImpl::forward(const at::Tensor& hidden_states, const at::T
                                     const at::Tensor& bias) {
   AttentionOptions attention = attention_;
   if (!is_training()) attention.dropout = 0.0;
-  return o_(biased_attention(split_heads(q_(hidden_states), head_dim_), split_heads(k_(key_states), head_dim_),
-                             split_heads(v_(key_states), head_dim_), bias, attention));
+  const at::Tensor query = split_heads(q_(hidden_states), head_dim_);
+  const at::Tensor key = split_heads(k_(key_states), head_dim_);
+  const at::Tensor value = split_heads(v_(key_states), head_dim_);
+  return o_(biased_attention(query, key, value, bias, attention));
 }
 
 at::Tensor T5AttentionImpl::position_bias(int64_t length) {

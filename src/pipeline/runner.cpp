@@ -10,6 +10,7 @@
 #include "comm/checked/checked_communicator.h"
 #include "comm/checked/collective_monitor.h"
 #include "engine/engine.h"
+#include "pipeline/traced_pass.h"
 
 namespace fsdp {
 namespace {
@@ -42,7 +43,11 @@ Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector
       options_(options),
       links_(schedule_.rank_of_stage, mesh_.rank("pp"), watched(mesh_, stages)),
       stages_(make_stages(std::move(stages), links_)),
-      tied_(options_.tied_parameters, stages_, mesh_.rank("pp"), mesh_.group("pp")) {}
+      tied_(options_.tied_parameters, stages_, mesh_.rank("pp"), mesh_.group("pp")) {
+  for (const PipelineAction& action : schedule_.of_rank[static_cast<size_t>(mesh_.rank("pp"))]) {
+    if (action.kind == Kind::kInputGradient) leaves_weights_.emplace(action.stage, *action.micro_batch);
+  }
+}
 
 std::map<int, pipeline::StageRunner> Pipeline::Runner::make_stages(std::vector<PipelineStage> stages,
                                                                    const pipeline::StageLinks& links) {
@@ -97,7 +102,7 @@ void Pipeline::Runner::begin(const BackwardOptions& backward) {
   backward_ = backward;
   passes_.clear();
   results_.assign(static_cast<size_t>(schedule_.micro_batches), {});
-  backwards_.clear();
+  weight_passes_.clear();
   links_.begin_step();
   for (auto& [index, stage] : stages_) stage.begin_step();
   begun_ = Clock::now();
@@ -138,7 +143,10 @@ void Pipeline::Runner::perform(const PipelineAction& action, bool then_sends) {
     case Kind::kForward:
       return forward(stage, *action.micro_batch);
     case Kind::kBackward:
-      return backward(stage, *action.micro_batch, then_sends);
+    case Kind::kInputGradient:
+      return backward(stage, action, then_sends);
+    case Kind::kWeightGradient:
+      return weight_gradients(stage, *action.micro_batch);
     case Kind::kSendForward:
       return links_.send_outputs(action.stage, *action.micro_batch);
     case Kind::kSendBackward:
@@ -155,19 +163,17 @@ void Pipeline::Runner::perform(const PipelineAction& action, bool then_sends) {
       return;
     case Kind::kReduceGradients:
       if (backward_.is_last_backward) stage.sharded().wait_for_gradients();
-      return;
-    case Kind::kInputGradient:
-    case Kind::kWeightGradient:
-      break;
   }
-  TORCH_CHECK(false, "this action cannot be run");  // pipeline::check_stages has refused it
 }
 
 void Pipeline::Runner::forward(Stage& stage, int micro_batch) {
-  const std::vector<pipeline::ReceivedTensor> inputs = links_.take_inputs(stage.index(), micro_batch);
-  const double begin = since_begin();
-  std::vector<at::Tensor> outputs = stage.forward(micro_batch, inputs);
-  passes_.push_back({{stage.index(), Kind::kForward, micro_batch}, begin, since_begin()});
+  const auto inputs =
+      pipeline::traced_wait(stage, c10::str("the activation of micro-batch ", micro_batch), Pass::kForward,
+                            [&] { return links_.take_inputs(stage.index(), micro_batch); });
+  const pipeline::TracedPass pass(stage, since_begin());
+  const bool leaves_weights = at::GradMode::is_enabled() && leaves_weights_.contains({stage.index(), micro_batch});
+  std::vector<at::Tensor> outputs = stage.forward(micro_batch, inputs, leaves_weights);
+  passes_.push_back(pass.ended({stage.index(), Kind::kForward, micro_batch}, since_begin()));
   if (!links_.is_last(stage.index())) {
     links_.put_outputs(stage.index(), micro_batch, std::move(outputs));
     return;
@@ -177,19 +183,36 @@ void Pipeline::Runner::forward(Stage& stage, int micro_batch) {
   }
 }
 
-void Pipeline::Runner::backward(Stage& stage, int micro_batch, bool then_sends) {
-  std::vector<at::Tensor> gradients = links_.take_gradients(stage.index(), micro_batch);
-  const bool is_last_of_step = ++backwards_[stage.index()] == schedule_.micro_batches;
-  // Reductions run beside the passes of other stages: the end of the step waits for them.
+// Reductions run beside the passes of other stages: the end of the step waits for them.
+BackwardOptions Pipeline::Runner::options_of_pass(const Stage& stage) {
+  const bool is_last_of_step = ++weight_passes_[stage.index()] == schedule_.micro_batches;
   BackwardOptions options = backward_;
   options.is_last_backward = false;
   options.requires_gradient_sync &= is_last_of_step || options_.sync_each_micro_batch;
-  const double begin = since_begin();
+  options.requires_all_reduce &= is_last_of_step || options_.all_reduce_each_micro_batch;
+  return options;
+}
+
+void Pipeline::Runner::backward(Stage& stage, const PipelineAction& action, bool then_sends) {
+  const int micro_batch = *action.micro_batch;
+  auto gradients = pipeline::traced_wait(stage, c10::str("the gradient of micro-batch ", micro_batch), Pass::kBackward,
+                                         [&] { return links_.take_gradients(stage.index(), micro_batch); });
+  BackwardOptions options = backward_;
+  options.requires_gradient_sync = options.is_last_backward = false;
+  if (action.kind == Kind::kBackward) options = options_of_pass(stage);
+  const pipeline::TracedPass pass(stage, since_begin());
   stage.backward(micro_batch, std::move(gradients), options, [&](std::vector<at::Tensor> of_inputs) {
     links_.put_gradients(stage.index(), micro_batch, std::move(of_inputs));
     if (then_sends) links_.send_gradients(stage.index(), micro_batch);
   });
-  passes_.push_back({{stage.index(), Kind::kBackward, micro_batch}, begin, since_begin()});
+  passes_.push_back(pass.ended(action, since_begin()));
+}
+
+void Pipeline::Runner::weight_gradients(Stage& stage, int micro_batch) {
+  const BackwardOptions options = options_of_pass(stage);
+  const pipeline::TracedPass pass(stage, since_begin());
+  stage.weight_gradients(micro_batch, options);
+  passes_.push_back(pass.ended({stage.index(), Kind::kWeightGradient, micro_batch}, since_begin()));
 }
 
 }  // namespace fsdp

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/pipeline.h"
@@ -40,8 +42,11 @@ class Pipeline::Runner {
   void give_up(const std::string& reason);
   void perform(const PipelineAction& action, bool then_sends);
   void forward(Stage& stage, int micro_batch);
-  // `then_sends`: whether the gradients of the inputs are to be sent next.
-  void backward(Stage& stage, int micro_batch, bool then_sends);
+  // Backward, or its part for the gradients of the inputs. `then_sends`: whether these are to be sent next.
+  void backward(Stage& stage, const PipelineAction& action, bool then_sends);
+  void weight_gradients(Stage& stage, int micro_batch);
+  // The options of a pass that may be the last one of the step to compute gradients of the stage's weights.
+  BackwardOptions options_of_pass(const Stage& stage);
   double since_begin() const;
   Outputs take_results();
 
@@ -51,12 +56,13 @@ class Pipeline::Runner {
   pipeline::StageLinks links_;
   std::map<int, Stage> stages_;  // by index
   pipeline::TiedParameters tied_;
+  std::set<std::pair<int, int>> leaves_weights_;  // stages and micro-batches with passes for inputs and weights apart
 
   // Of the current step.
   BackwardOptions backward_{};
   std::chrono::steady_clock::time_point begun_{};
   std::vector<PipelinePass> passes_;
-  std::map<int, int> backwards_;  // number of backward passes, by stage
+  std::map<int, int> weight_passes_;  // number of passes with gradients of weights, by stage
   Outputs results_;
 };
 

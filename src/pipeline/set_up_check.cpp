@@ -10,18 +10,12 @@
 #include <sstream>
 #include <string>
 
+#include "torch_seams/operator_interception.h"
+
 namespace fsdp::pipeline {
 namespace {
 
 using nlohmann::json;
-
-std::vector<int> stages_of_rank(const PipelineSchedule& schedule, int rank) {
-  std::vector<int> stages;
-  for (int stage = 0; stage < schedule.stages(); ++stage) {
-    if (schedule.rank_of_stage[static_cast<size_t>(stage)] == rank) stages.push_back(stage);
-  }
-  return stages;
-}
 
 std::string csv_of(const PipelineSchedule& schedule) {
   std::ostringstream text;
@@ -41,6 +35,7 @@ json facts_of(const PipelineSchedule& schedule, const std::vector<PipelineStage>
   return {{"schedule", csv_of(schedule)},
           {"micro-batches", schedule.micro_batches},
           {"sync_each_micro_batch", options.sync_each_micro_batch},
+          {"all_reduce_each_micro_batch", options.all_reduce_each_micro_batch},
           {"parameters", options.parameters},
           {"tied_parameters", options.tied_parameters},
           {"stages", std::move(of_stages)}};
@@ -48,7 +43,8 @@ json facts_of(const PipelineSchedule& schedule, const std::vector<PipelineStage>
 
 // Throws, naming the difference, if the set-ups of two ranks differ.
 void check_same(const DeviceMesh& mesh, const json& first, const json& other, int rank) {
-  for (const char* key : {"micro-batches", "schedule", "sync_each_micro_batch", "parameters", "tied_parameters"}) {
+  for (const char* key : {"micro-batches", "schedule", "sync_each_micro_batch", "all_reduce_each_micro_batch",
+                          "parameters", "tied_parameters"}) {
     if (first[key] == other[key]) continue;
     const auto value = [&](const json& facts) {
       return facts[key].is_string() || facts[key].is_array() ? std::string() : c10::str(" (", facts[key].dump(), ")");
@@ -102,11 +98,8 @@ void check_stages(const DeviceMesh& mesh, const PipelineSchedule& schedule, cons
               " ranks, the mesh has ", mesh.size("pp"), " in pp");
   for (const std::vector<PipelineAction>& actions : schedule.of_rank) {
     for (const PipelineAction& action : actions) {
-      TORCH_CHECK(
-          action.kind != PipelineActionKind::kInputGradient && action.kind != PipelineActionKind::kWeightGradient,
-          "fsdp: Pipeline: the schedule has ", to_string(action),
-          ": passes for the gradients of inputs or weights alone are not supported yet. Use GPipe, 1F1B or "
-          "Interleaved1F1B");
+      if (action.kind != PipelineActionKind::kInputGradient) continue;
+      seams::require_interception(seams::InterceptionLevel::kAboveAutograd);
     }
   }
   std::vector<int> given;
@@ -116,7 +109,7 @@ void check_stages(const DeviceMesh& mesh, const PipelineSchedule& schedule, cons
     given.push_back(stage.index);
   }
   std::sort(given.begin(), given.end());
-  const std::vector<int> wanted = stages_of_rank(schedule, mesh.rank("pp"));
+  const std::vector<int> wanted = schedule.stages_of(mesh.rank("pp"));
   TORCH_CHECK(given == wanted, "fsdp: Pipeline: ", mesh.where(), " was given the stages [", c10::Join(", ", given),
               "]; the schedule gives it [", c10::Join(", ", wanted), "]");
 }

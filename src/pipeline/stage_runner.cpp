@@ -6,12 +6,24 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <utility>
 
 #include "engine/engine.h"
 #include "torch_seams/graph_roots.h"
 
 namespace fsdp::pipeline {
+namespace {
+
+// Runs `body` with operators recorded through `weights`, if it is not null.
+template <typename Body>
+auto recording(WeightGradients* weights, const Body& body) {
+  std::optional<WeightGradients::Recording> guard;
+  if (weights) guard.emplace(*weights);
+  return body();
+}
+
+}  // namespace
 
 // Collects the gradients of a micro-batch's inputs while backward runs.
 class StageRunner::InputGradients {
@@ -60,6 +72,8 @@ StageRunner::StageRunner(PipelineStage stage, bool is_last) : stage_(std::move(s
 
 c10::Device StageRunner::device() const { return sharded().engine().device(); }
 
+base::TraceRecorder& StageRunner::trace() const { return sharded().engine().trace(); }
+
 void StageRunner::check_outputs(const std::vector<at::Tensor>& outputs) const {
   TORCH_CHECK(!outputs.empty(), "stage ", index(), " returned no tensor; ",
               is_last_ ? "the last stage returns the loss first" : "a stage returns what the next one needs");
@@ -70,13 +84,15 @@ void StageRunner::check_outputs(const std::vector<at::Tensor>& outputs) const {
               ", must be the loss, of one element; it has sizes ", outputs.front().sizes());
 }
 
-std::vector<at::Tensor> StageRunner::forward(int micro_batch, const std::vector<ReceivedTensor>& inputs) {
+std::vector<at::Tensor> StageRunner::forward(int micro_batch, const std::vector<ReceivedTensor>& inputs,
+                                             bool leaves_weights) {
   auto gradients = std::make_shared<InputGradients>();
+  const auto weights = leaves_weights ? std::make_shared<WeightGradients>() : nullptr;
   const std::vector<at::Tensor> tensors = InputGradients::make_leaves(gradients, inputs);
-  std::vector<at::Tensor> outputs = stage_.forward(tensors, micro_batch);
+  std::vector<at::Tensor> outputs = recording(weights.get(), [&] { return stage_.forward(tensors, micro_batch); });
   check_outputs(outputs);
   if (!at::GradMode::is_enabled()) return outputs;
-  Graph graph{std::move(gradients), {}, {}, {}};
+  Graph graph{std::move(gradients), {}, {}, {}, weights};
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;
     graph.roots.push_back(seams::graph_root(output));
@@ -111,14 +127,34 @@ void StageRunner::backward(int micro_batch, std::vector<at::Tensor> gradients, c
               graph.roots.size(), " outputs of micro-batch ", micro_batch);
   graph.inputs->begin(take);
   if (!graph.roots.empty()) {
-    sharded().with_backward_options(options, [&] { seams::run_backward(graph.roots, gradients); });
+    // Backward may compute parts of forward again.
+    const auto run = [&] { seams::run_backward(graph.roots, gradients); };
+    sharded().with_backward_options(options, [&] { recording(graph.weights.get(), run); });
   }
   graph.inputs->end();
+  if (graph.weights) weights_[micro_batch] = graph.weights;
   graphs_.erase(micro_batch);
+}
+
+// Where nothing is left, the gradients of earlier passes may still have to be reduced.
+void StageRunner::weight_gradients(int micro_batch, const BackwardOptions& options) {
+  const auto found = weights_.find(micro_batch);
+  TORCH_CHECK(found != weights_.end(), "stage ", index(), ": micro-batch ", micro_batch,
+              " has had no pass for the gradients of its inputs");
+  const std::shared_ptr<WeightGradients> weights = found->second;
+  weights_.erase(found);
+  sharded().with_backward_options(options, [&] {
+    if (weights->size() > 0) {
+      weights->accumulate();
+    } else if (options.requires_gradient_sync) {
+      sharded().reduce_gradients();
+    }
+  });
 }
 
 void StageRunner::begin_step() {
   graphs_.clear();
+  weights_.clear();
   most_in_flight_ = 0;
 }
 

@@ -93,6 +93,19 @@ const std::vector<std::string>& pipeline_schedule_names() {
   return names;
 }
 
+std::vector<int> PipelineSchedule::stages_of(int rank) const {
+  std::vector<int> held;
+  for (int stage = 0; stage < stages(); ++stage) {
+    if (rank_of_stage[static_cast<size_t>(stage)] == rank) held.push_back(stage);
+  }
+  return held;
+}
+
+std::optional<int> stages_per_rank_of(std::string_view name) {
+  const int stages = find_schedule(name).stages_per_rank;
+  return stages > 0 ? std::optional(stages) : std::nullopt;
+}
+
 bool is_pipeline_schedule_name(std::string_view name) { return look_up(name) != nullptr; }
 
 PipelineSchedule make_pipeline_schedule(std::string_view name, int ranks, int stages_per_rank, int micro_batches) {

@@ -19,10 +19,11 @@ namespace {
 
 using nlohmann::json;
 
-std::string text_of(const LoadReport& report) {
+std::string text_of(const LoadReport& report, const std::string& part) {
   json mismatched = json::array();
   for (const Mismatch& entry : report.mismatched) mismatched.push_back({entry.name, entry.given, entry.expected});
-  return json{{"loaded", report.loaded},
+  return json{{"part", part},
+              {"loaded", report.loaded},
               {"renamed", report.renamed},
               {"missing", report.missing},
               {"unexpected", report.unexpected},
@@ -36,35 +37,69 @@ class Merged {
   void add(const std::string& text) {
     const json report = json::parse(text);
     const auto names = [&](const char* key) { return report.at(key).get<std::vector<std::string>>(); };
-    for (const std::string& name : names("loaded")) ++loaded_[name];
+    Part& part = parts_[report.at("part").get<std::string>()];
+    ++part.ranks;
+    const std::vector<std::string> loaded = names("loaded");  // twice if two stages of a rank have it
+    for (const std::string& name : std::set<std::string>(loaded.begin(), loaded.end())) ++part.loaded[name];
     for (const std::string& name : names("missing")) missing_.insert(name);
-    for (const std::string& name : names("unexpected")) unexpected_.insert(name);
+    for (const std::string& name : names("unexpected")) part.unexpected.insert(name);
     for (const json& entry : report.at("mismatched")) {
       mismatched_.emplace(entry.at(0), Mismatch{entry.at(0), entry.at(1), entry.at(2)});
     }
     renamed_.merge(report.at("renamed").get<std::map<std::string, std::string>>());
-    ++ranks_;
   }
 
   LoadReport report() const {
     LoadReport report;
-    for (const auto& [name, ranks] : loaded_) {
-      if (ranks == ranks_) report.loaded.push_back(name);
-    }
+    const std::set<std::string> names = loaded();
+    report.loaded.assign(names.begin(), names.end());
     for (const std::string& name : report.loaded) {
       if (const auto found = renamed_.find(name); found != renamed_.end()) report.renamed.insert(*found);
     }
     report.missing.assign(missing_.begin(), missing_.end());
-    report.unexpected.assign(unexpected_.begin(), unexpected_.end());
+    report.unexpected = unexpected();
     for (const auto& [name, entry] : mismatched_) report.mismatched.push_back(entry);
     return report;
   }
 
  private:
-  int ranks_ = 0;
-  std::map<std::string, int> loaded_;
+  // The ranks that hold the same part of the model.
+  struct Part {
+    int ranks = 0;
+    std::map<std::string, int> loaded{};  // by name, the ranks that can load it
+    std::set<std::string> unexpected{};
+  };
+
+  std::set<std::string> loaded() const {
+    std::set<std::string> names;
+    for (const auto& [text, part] : parts_) {
+      for (const auto& [name, ranks] : part.loaded) names.insert(name);
+    }
+    std::erase_if(names, [this](const std::string& name) { return !can_be_loaded(name); });
+    return names;
+  }
+
+  bool can_be_loaded(const std::string& name) const {
+    const bool by_all = std::all_of(parts_.begin(), parts_.end(), [&](const auto& entry) {
+      const auto found = entry.second.loaded.find(name);
+      return found == entry.second.loaded.end() || found->second == entry.second.ranks;
+    });
+    return by_all && missing_.count(name) == 0 && mismatched_.count(name) == 0;
+  }
+
+  std::vector<std::string> unexpected() const {
+    std::vector<std::string> names;
+    const std::set<std::string>& first = parts_.begin()->second.unexpected;
+    std::copy_if(first.begin(), first.end(), std::back_inserter(names), [this](const std::string& name) {
+      return std::all_of(parts_.begin(), parts_.end(),
+                         [&](const auto& entry) { return entry.second.unexpected.count(name) > 0; });
+    });
+    return names;
+  }
+
+  std::map<std::string, Part> parts_;
   std::map<std::string, std::string> renamed_;
-  std::set<std::string> missing_, unexpected_;
+  std::set<std::string> missing_;
   std::map<std::string, Mismatch> mismatched_;
 };
 
@@ -82,9 +117,9 @@ void append(LoadReport from, LoadReport& to) {
 }
 
 LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
-                 const std::function<LoadReport()>& match) {
+                 const std::function<LoadReport()>& match, const std::string& part) {
   Merged merged;
-  for (const std::string& text : together(exchange, name, [&] { return text_of(match()); })) merged.add(text);
+  for (const std::string& text : together(exchange, name, [&] { return text_of(match(), part); })) merged.add(text);
   LoadReport report = merged.report();
   if (strict && !report.complete()) {
     throw ErrorOfAllRanks({__func__, __FILE__, __LINE__},

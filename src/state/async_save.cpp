@@ -37,12 +37,12 @@ AsyncSave::AsyncSave(const std::filesystem::path& folder, const TrainingState& s
                      std::shared_ptr<Communicator> world, std::shared_ptr<HostCopies> copies)
     : world_(std::move(world)), copies_(std::move(copies)), user_(std::move(user)), target_(folder, *world_) {
   auto pieces = std::make_shared<RankPieces>();
+  const TiedSavers tied = savers_of_tied(state.parts, state.tied, exchange_in(*world_, target_.what()), target_.what());
   together(*world_, target_.what(), [&] {
-    *pieces = pieces_of(state, world_->rank());
+    *pieces = pieces_of(state, world_->rank(), tied);
     copies_->take(pieces->pieces);
     return std::string();
   });
-  groups_ = pieces->groups;
   task_ = std::make_unique<Task>([this, pieces] { return target_.write(*pieces, nullptr); });
 }
 
@@ -81,7 +81,7 @@ void AsyncSave::take_next_step() {
   }
   move_to(Stage::kCommitting);
   task_ = std::make_unique<Task>([this, results = std::move(results)] {
-    target_.commit(results, groups_, user_);
+    target_.commit(results, user_);
     return std::string();
   });
 }

@@ -51,7 +51,6 @@ class AsyncSave {
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<HostCopies> copies_;
   nlohmann::json user_;
-  nlohmann::json groups_;
   SaveTarget target_;
   Stage stage_ = Stage::kWriting;
   std::unique_ptr<Task> task_;  // this rank's task of the stage; destroyed before the members it uses

@@ -62,7 +62,7 @@ struct OneRank {
     net->forward(torch::ones({2, 5}, test_device())).pow(2).mean().backward();
     adam->step();
   }
-  TrainingState training_state() { return {*sharded, *net, state.get(), {{"random", at::full({3}, rank)}}}; }
+  TrainingState training_state() { return {{{*sharded, *net}}, state.get(), {{"random", at::full({3}, rank)}}}; }
   std::string everything() {
     std::ostringstream text;
     text.precision(17);

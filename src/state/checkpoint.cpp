@@ -30,20 +30,46 @@ nlohmann::json parsed_together(const std::filesystem::path& folder, const std::s
 }
 
 state::TrainingState state_of(const CheckpointedRun& run) {
-  return {run.model, run.module, run.optimizer, run.of_rank, run.split};
+  return {{{run.model, run.module}}, run.optimizer, run.of_rank, run.split};
+}
+
+state::TrainingState state_of(const CheckpointedPipeline& run) {
+  TORCH_CHECK(!run.stages.empty(), "CheckpointedPipeline: this rank has no stage");
+  state::TrainingState state{{}, run.optimizer, run.of_rank, {}, run.tied_parameters};
+  for (const CheckpointedStage& stage : run.stages) state.parts.push_back({stage.model, stage.module, stage.index});
+  return state;
+}
+
+template <typename Run>
+void save(const std::filesystem::path& folder, const Run& run, const std::string& user, Communicator& world) {
+  state::save_training_state(folder, state_of(run), parsed_together(folder, user, world), world);
+}
+
+template <typename Run>
+LoadedCheckpoint load(const std::filesystem::path& folder, const Run& run, Communicator& world,
+                      const LoadOptions& options) {
+  state::LoadedTrainingState loaded = state::load_training_state(folder, state_of(run), world, options);
+  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), std::move(loaded.of_rank)};
 }
 
 }  // namespace
 
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world) {
-  state::save_training_state(folder, state_of(run), parsed_together(folder, user, world), world);
+  save(folder, run, user, world);
+}
+void save_checkpoint(const std::filesystem::path& folder, const CheckpointedPipeline& run, const std::string& user,
+                     Communicator& world) {
+  save(folder, run, user, world);
 }
 
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options) {
-  state::LoadedTrainingState loaded = state::load_training_state(folder, state_of(run), world, options);
-  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), std::move(loaded.of_rank)};
+  return load(folder, run, world, options);
+}
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedPipeline& run,
+                                 Communicator& world, const LoadOptions& options) {
+  return load(folder, run, world, options);
 }
 
 AsyncCheckpointer::AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second)
@@ -52,6 +78,11 @@ AsyncCheckpointer::AsyncCheckpointer(std::shared_ptr<Communicator> world, Second
 AsyncCheckpointer::~AsyncCheckpointer() = default;
 
 void AsyncCheckpointer::save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user) {
+  saver_->save(folder, state_of(run), parsed_together(folder, user, *world_));
+}
+
+void AsyncCheckpointer::save(const std::filesystem::path& folder, const CheckpointedPipeline& run,
+                             const std::string& user) {
   saver_->save(folder, state_of(run), parsed_together(folder, user, *world_));
 }
 

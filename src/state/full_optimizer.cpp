@@ -1,18 +1,14 @@
 // Full state dicts of optimizers.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "engine/engine.h"
-#include "engine/whole_parameters.h"
-#include "formats/common/dtype.h"
 #include "fsdp/state_dict.h"
+#include "state/gathered_optimizer.h"
 #include "state/held_leaves.h"
 #include "state/host_copy.h"
-#include "state/memory_sources.h"
 #include "state/optimizer_loader.h"
 #include "state/rank0_source.h"
 
@@ -21,113 +17,6 @@ namespace fsdp {
 namespace {
 
 using nlohmann::json;
-
-// ---------------------------------------------------------------- what all ranks know
-
-// Describes the state of the parameters whose first element this rank holds: {FQN: {"scalars": {…}, "tensors": {NAME:
-// dtype}}}.
-json described_here(const std::vector<state::HeldPart>& parts, const OptimizerState& optimizer) {
-  json all = json::object();
-  for (const state::HeldPart& part : parts) {
-    if (part.begin != 0 || part.numel() == 0 || part.replica != 0) continue;
-    const auto kept = optimizer.leaf(part.leaf);
-    if (!kept) continue;
-    json tensors = json::object();
-    for (const auto& [name, tensor] : kept->tensors) {
-      tensors[name] = formats::safetensors_dtype(tensor.scalar_type());
-    }
-    all[part.fqn] = {{"scalars", kept->scalars}, {"tensors", tensors}};
-  }
-  return all;
-}
-
-json described(const std::vector<state::HeldPart>& parts, const OptimizerState& optimizer, const ProcessMesh& mesh) {
-  const std::string what = "full_optimizer_state";
-  json all = json::object();
-  for (const std::string& text : state::together(state::exchange_over(mesh, what), what,
-                                                 [&] { return described_here(parts, optimizer).dump(); })) {
-    all.update(json::parse(text));
-  }
-  return all;
-}
-
-// ---------------------------------------------------------------- gathering
-
-// A state tensor, by name and dtype, of all parameters of a FlatParameter that have it.
-struct StateTensor {
-  std::string name;
-  std::string dtype;
-  auto operator<=>(const StateTensor&) const = default;
-};
-
-std::set<StateTensor> tensors_of(const flat::FlatParameter& flat, const json& described) {
-  std::set<StateTensor> found;
-  for (const flat::ShardedParameter& parameter : flat.parameters()) {
-    if (const auto entry = described.find(parameter.fqn); entry != described.end()) {
-      for (const auto& [name, dtype] : entry->at("tensors").items()) found.insert({name, dtype.get<std::string>()});
-    }
-  }
-  return found;
-}
-
-bool has(const json& described, const std::string& fqn, const StateTensor& tensor) {
-  const auto entry = described.find(fqn);
-  return entry != described.end() && entry->at("tensors").value(tensor.name, "") == tensor.dtype;
-}
-
-// Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: the
-// parts of the FlatParameter.
-at::Tensor part_of(const flat::FlatParameter& flat, const state::HeldPart* parts, const OptimizerState& optimizer,
-                   const StateTensor& tensor) {
-  const auto dtype = formats::dtype_from_safetensors(tensor.dtype).value();
-  const at::Tensor all = at::zeros(flat.shard().sizes(), flat.shard().options().dtype(dtype).requires_grad(false));
-  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
-    const state::HeldPart& part = parts[i];
-    const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
-    if (!kept || kept->tensors.count(tensor.name) == 0) continue;
-    flat.slice_of(all, i).copy_(
-        kept->tensors.at(tensor.name).detach().view(-1).narrow(0, part.leaf_offset, part.numel()));
-  }
-  return all;
-}
-
-using VisitState = std::function<void(const std::string& fqn, const std::string& name, const at::Tensor& full)>;
-
-// Gathers one tensor of one FlatParameter at a time.
-void visit_state(ShardedModule& model, const OptimizerState& optimizer, const json& described,
-                 const VisitState& visit) {
-  const std::vector<state::HeldPart> parts = state::held_parts(model);
-  const state::HeldPart* of_flat = parts.data();
-  for (const auto& unit : model.engine().units()) {
-    for (const auto& flat : unit->flat_parameters()) {
-      for (const StateTensor& tensor : tensors_of(*flat, described)) {
-        const at::Tensor full = engine::gather_parts(*unit, *flat, part_of(*flat, of_flat, optimizer, tensor));
-        for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
-          if (has(described, of_flat[i].fqn, tensor)) visit(of_flat[i].fqn, tensor.name, flat->view_in(full, i));
-        }
-      }
-      of_flat += flat->layout().num_parameters();
-    }
-  }
-}
-
-state::SavedOptimizer saved_from(const FullOptimizerState& state) {
-  state::SavedOptimizer saved;
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [fqn, of_parameter] : state.state) {
-    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state::state_name(fqn, name)] = tensor;
-    saved.scalars[fqn] = of_parameter.scalars;
-  }
-  saved.tensors = std::make_shared<state::WholeTensors>(std::move(tensors));
-  saved.groups = state.groups;
-  return saved;
-}
-
-json text_of(const state::SavedOptimizer& saved) {
-  return {{"tensors", state::Rank0Tensors::describe(*saved.tensors)},
-          {"scalars", saved.scalars},
-          {"groups", state::text_of(saved.groups)}};
-}
 
 state::SavedOptimizer sent_by_rank0(const state::SavedOptimizer& own, const json& text, const engine::Engine& engine) {
   return {std::make_shared<state::Rank0Tensors>(own.tensors, text.at("tensors"), engine.mesh(), engine.device()),
@@ -142,16 +31,17 @@ FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerSta
   model.diagnostics().verify_sharding();
   const ProcessMesh& mesh = model.engine().mesh();
   const bool keeps = !options.rank0_only || mesh.rank() == 0;
-  const json all = described(state::held_parts(model), optimizer, mesh);
+  const json all = state::described_state(state::held_parts(model), optimizer, mesh);
   FullOptimizerState state;
   if (keeps) {
-    state.groups = state::parameter_groups(model, optimizer);
+    state.groups = state::parameter_groups(state::held_parts(model), optimizer);
     for (const auto& [fqn, entry] : all.items()) state.state[fqn].scalars = entry.at("scalars").get<state::Numbers>();
   }
-  visit_state(model, optimizer, all, [&](const std::string& fqn, const std::string& name, const at::Tensor& full) {
-    if (!keeps) return;
-    state.state[fqn].tensors[name] = options.offload_to_cpu ? state::copy_on_host(full) : full.clone();
-  });
+  state::visit_state(
+      model, optimizer, all, [&](const std::string& fqn, const std::string& name, const at::Tensor& full) {
+        if (!keeps) return;
+        state.state[fqn].tensors[name] = options.offload_to_cpu ? state::copy_on_host(full) : full.clone();
+      });
   return state;
 }
 
@@ -164,12 +54,12 @@ LoadReport load_full_optimizer_state(ShardedModule& model, OptimizerState& optim
   json sent;
   if (options.from_rank0) {
     sent = state::text_of_rank0(exchange, what, engine.mesh(), [&] {
-      saved = saved_from(state);
-      return text_of(saved);
+      saved = state::saved_from(state);
+      return state::text_of(saved);
     });
   }
   return state::load_together(exchange, what, options.strict, [&] {
-    saved = options.from_rank0 ? sent_by_rank0(saved, sent, engine) : saved_from(state);
+    saved = options.from_rank0 ? sent_by_rank0(saved, sent, engine) : state::saved_from(state);
     return std::make_unique<state::OptimizerLoader>(model, optimizer, saved, options.rename);
   });
 }

@@ -12,9 +12,9 @@ void check_leaf(bool is_of_model, const at::Tensor& leaf) {
               ", does not belong to the model: build the optimizer on ShardedModule::parameters()");
 }
 
-std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer) {
+std::vector<std::vector<HeldLeaf>> held_leaves(std::vector<HeldPart> of_model, const OptimizerState& optimizer) {
   std::unordered_map<const at::TensorImpl*, std::vector<HeldPart>> parts;
-  for (HeldPart& part : held_parts(model)) parts[part.leaf.unsafeGetTensorImpl()].push_back(std::move(part));
+  for (HeldPart& part : of_model) parts[part.leaf.unsafeGetTensorImpl()].push_back(std::move(part));
   std::vector<std::vector<HeldLeaf>> groups;
   for (const std::vector<at::Tensor>& group : optimizer.groups()) {
     groups.emplace_back();
@@ -27,9 +27,9 @@ std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const
   return groups;
 }
 
-std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const OptimizerState& optimizer) {
+std::vector<ParameterGroup> parameter_groups(std::vector<HeldPart> of_model, const OptimizerState& optimizer) {
   std::vector<ParameterGroup> groups;
-  for (const std::vector<HeldLeaf>& leaves : held_leaves(model, optimizer)) {
+  for (const std::vector<HeldLeaf>& leaves : held_leaves(std::move(of_model), optimizer)) {
     ParameterGroup group{{}, optimizer.options(groups.size())};
     for (const HeldLeaf& leaf : leaves) {
       for (const HeldPart& part : leaf.parts) group.parameters.push_back(part.fqn);

@@ -19,9 +19,9 @@ struct HeldLeaf {
 void check_leaf(bool is_of_model, const at::Tensor& leaf);
 
 // The optimizer's leaves, by parameter group. A leaf that does not belong to the model is an error.
-std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer);
+std::vector<std::vector<HeldLeaf>> held_leaves(std::vector<HeldPart> of_model, const OptimizerState& optimizer);
 
 // The optimizer's parameter groups, with the FQNs of the parameters that their leaves contain.
-std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const OptimizerState& optimizer);
+std::vector<ParameterGroup> parameter_groups(std::vector<HeldPart> of_model, const OptimizerState& optimizer);
 
 }  // namespace fsdp::state

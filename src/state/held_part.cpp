@@ -50,4 +50,13 @@ std::vector<HeldPart> held_parts(const ShardedModule& model) {
   return parts;
 }
 
+std::vector<HeldPart> with_aliases(std::vector<HeldPart> parts, const Aliases& aliases) {
+  for (const auto& [alias, fqn] : aliases) {
+    for (HeldPart& part : parts) {
+      if (part.fqn == fqn) part.names.push_back(alias);
+    }
+  }
+  return parts;
+}
+
 }  // namespace fsdp::state

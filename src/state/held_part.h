@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,5 +44,10 @@ struct HeldPart {
 
 // The parts of all parameters of the tree, in unit order, including empty parts.
 std::vector<HeldPart> held_parts(const ShardedModule& model);
+
+// By a further name of a parameter that its module does not have, the parameter's FQN.
+using Aliases = std::map<std::string, std::string>;
+// Returns the parts with these names, too.
+std::vector<HeldPart> with_aliases(std::vector<HeldPart> parts, const Aliases& aliases);
 
 }  // namespace fsdp::state

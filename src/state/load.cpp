@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "engine/engine.h"
 #include "formats/common/tensor_names.h"
 #include "formats/own/checkpoint_folder.h"
 #include "state/checkpoint_source.h"
@@ -23,7 +24,7 @@ namespace {
 
 // The tensors that must be loaded in addition to the sharded parameters.
 NamedTensors expected_tensors(const TrainingState& state) {
-  NamedTensors tensors = unsharded_tensors(state.model, state.module);
+  NamedTensors tensors = unsharded_tensors(state.parts);
   std::erase_if(tensors, [&](const auto& tensor) { return state.of_rank.count(tensor.first) > 0; });
   return tensors;
 }
@@ -34,19 +35,26 @@ std::set<std::string> names_of(const std::vector<SplitTensor>& split) {
   return names;
 }
 
+std::vector<ShardedModule*> models_of(const TrainingState& state) {
+  std::vector<ShardedModule*> models;
+  for (const ModelPart& part : state.parts) models.push_back(&part.model);
+  return models;
+}
+
 // A folder, and the loaders for its contents.
 struct Loading {
   Loading(const std::filesystem::path& path, const TrainingState& state, const LoadOptions& options)
       : folder(path),
         tensors(model_in(folder)),
-        model(state.model, expected_tensors(state), tensors, options.rename, state.split) {
+        model(models_of(state), expected_tensors(state), tensors, options.rename, state.split) {
     check_split_tensors(state);
     if (!state.optimizer && with_state(state.split).empty()) return;
     saved_optimizer = optimizer_in(folder);
     saved_split = take_saved(saved_optimizer, names_of(state.split), options.rename);
     split_states.emplace(state.split, saved_split, options.rename);
     if (!state.optimizer) return;
-    optimizer.emplace(state.model, *state.optimizer, saved_optimizer, options.rename, options.optimizer_options);
+    optimizer.emplace(held_parts(state.parts), state.parts.front().model.engine().mesh().where(), *state.optimizer,
+                      saved_optimizer, options.rename, options.optimizer_options);
   }
 
   LoadReport match_optimizer() {
@@ -90,13 +98,17 @@ LoadedTrainingState load_training_state(const std::filesystem::path& folder, con
   const at::NoGradGuard no_grad;
   const std::string what = "loading the checkpoint " + folder.string();
   const Exchange exchange = exchange_in(world, what);
+  const std::string stages = stages_text(state.parts);
   std::unique_ptr<Loading> loading;
   LoadedTrainingState loaded;
-  loaded.model = agree(exchange, what, options.strict, [&] {
-    loading = std::make_unique<Loading>(folder, state, options);
-    return loading->model.match();
-  });
-  loaded.optimizer = agree(exchange, what, options.strict, [&] { return loading->match_optimizer(); });
+  loaded.model = agree(
+      exchange, what, options.strict,
+      [&] {
+        loading = std::make_unique<Loading>(folder, state, options);
+        return loading->model.match();
+      },
+      stages);
+  loaded.optimizer = agree(exchange, what, options.strict, [&] { return loading->match_optimizer(); }, stages);
   together(exchange, what, [&] {
     loading->load(loaded);
     loaded.of_rank = read_of_rank(loading->folder, world);

@@ -17,14 +17,17 @@ class Loader {
   virtual void load(const LoadReport& agreed) = 0;
 };
 
-// Runs `make` on each rank. If it throws on any rank, all ranks throw. Collective.
+// Runs `make` on each rank. If it throws on any rank, all ranks throw. `part`: see agree. Collective.
 inline LoadReport load_together(const Exchange& exchange, const std::string& name, bool strict,
-                                const std::function<std::unique_ptr<Loader>()>& make) {
+                                const std::function<std::unique_ptr<Loader>()>& make, const std::string& part = "") {
   std::unique_ptr<Loader> loader;
-  const LoadReport report = agree(exchange, name, strict, [&] {
-    loader = make();
-    return loader->match();
-  });
+  const LoadReport report = agree(
+      exchange, name, strict,
+      [&] {
+        loader = make();
+        return loader->match();
+      },
+      part);
   loader->load(report);
   return report;
 }

@@ -28,10 +28,14 @@ OrderedElements elements_of(const at::Tensor& tensor) {
   return {value.as_strided({value.numel()}, {1}), stored_strides(value.sizes(), value.strides())};
 }
 
+at::Tensor tensor_of(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& strides) {
+  return values.as_strided(sizes, full_strides(sizes, strides), values.storage_offset());
+}
+
 at::Tensor reordered(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& from,
                      const std::vector<int64_t>& to) {
   const at::Tensor result = at::empty_strided(sizes, full_strides(sizes, to), values.options());
-  result.copy_(values.as_strided(sizes, full_strides(sizes, from), values.storage_offset()));
+  result.copy_(tensor_of(values, sizes, from));
   return result.as_strided({values.numel()}, {1});
 }
 

@@ -19,6 +19,9 @@ struct OrderedElements {
 };
 OrderedElements elements_of(const at::Tensor& tensor);
 
+// Returns the tensor of these sizes whose elements, 1-D in the order `strides` (stored strides), are `values`: a view.
+at::Tensor tensor_of(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& strides);
+
 // Returns all elements of a tensor whose memory order is `from`, in the order `to` (both are stored strides).
 at::Tensor reordered(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& from,
                      const std::vector<int64_t>& to);

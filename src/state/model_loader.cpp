@@ -34,14 +34,15 @@ void settle_shards(const ShardedModule& model) {
   }
 }
 
-ModelLoader::ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source,
-                         const Rename& rename, const std::vector<SplitTensor>& split)
-    : model_(model),
-      parts_(held_parts(model)),
+ModelLoader::ModelLoader(std::vector<ShardedModule*> models, const NamedTensors& unsharded, const TensorSource& source,
+                         const Rename& rename, const std::vector<SplitTensor>& split, const Aliases& aliases)
+    : models_(std::move(models)),
       unsharded_(by_tensor(unsharded)),
       split_(without_state(split)),
       source_(source),
-      names_(names_of(source), rename) {}
+      names_(names_of(source), rename) {
+  for (const ShardedModule* model : models_) parts_.push_back(with_aliases(held_parts(*model), aliases));
+}
 
 ModelLoader::Target ModelLoader::target_of(const HeldPart& part) {
   return {part.names, {part.dtype(), part.sizes, part.strides}, part.begin, part.end};
@@ -56,7 +57,9 @@ ModelLoader::Target ModelLoader::target_of(const SplitTensor& tensor) {
 
 LoadReport ModelLoader::match() {
   LoadReport report;
-  for (const HeldPart& part : parts_) match(target_of(part), report);
+  for (const auto& of_model : parts_) {
+    for (const HeldPart& part : of_model) match(target_of(part), report);
+  }
   for (const auto& [names, whole] : unsharded_) match(target_of(names, whole), report);
   for (const SplitTensor& tensor : split_) match(target_of(tensor), report);
   for (const GivenName& unexpected : names_.unexpected()) report.unexpected.push_back(unexpected.name);
@@ -88,7 +91,7 @@ std::vector<Mismatch> ModelLoader::mismatches(const Target& target, const std::v
     } else if (const std::string lack = lacking(source_, given, wanted); !lack.empty()) {
       wrong.push_back({name, shown(tensor) + " without " + lack,
                        c10::str("elements [", target.begin, ", ", target.end, "), which ",
-                                model_.engine().mesh().where(), " holds")});
+                                models_.front()->engine().mesh().where(), " holds")});
     } else if (wrong.empty() && given != found.front().given &&
                !source_.same_elements(found.front().given, given, wanted)) {
       wrong.push_back(other_values(name, found.front().name));
@@ -104,12 +107,14 @@ void ModelLoader::read(const Target& target, const at::Tensor& out) const {
 void ModelLoader::load(const LoadReport& agreed) {
   const at::NoGradGuard no_grad;
   const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
-  settle_shards(model_);
-  for (const HeldPart& part : parts_) {
-    if (loaded.count(part.fqn) == 0) continue;
-    read(target_of(part), part.values().detach());
-    seams::bump_version(part.leaf);
-    model_.page_out();
+  for (size_t i = 0; i < models_.size(); ++i) {
+    settle_shards(*models_[i]);
+    for (const HeldPart& part : parts_[i]) {
+      if (loaded.count(part.fqn) == 0) continue;
+      read(target_of(part), part.values().detach());
+      seams::bump_version(part.leaf);
+      models_[i]->page_out();
+    }
   }
   for (auto& [names, value] : unsharded_) {
     if (loaded.count(names.front()) == 0) continue;

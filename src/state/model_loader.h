@@ -22,9 +22,11 @@ void settle_shards(const ShardedModule& model);
 class ModelLoader final : public Loader {
  public:
   // `unsharded` and `split` are loaded in addition to the sharded parameters; of the split tensors only those that are
-  // not optimizer state. The source must outlive this object.
-  ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source, const Rename& rename,
-              const std::vector<SplitTensor>& split = {});
+  // not optimizer state. Models and source must outlive this object.
+  ModelLoader(std::vector<ShardedModule*> models, const NamedTensors& unsharded, const TensorSource& source,
+              const Rename& rename, const std::vector<SplitTensor>& split = {}, const Aliases& aliases = {});
+  ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source, const Rename& rename)
+      : ModelLoader(std::vector<ShardedModule*>{&model}, unsharded, source, rename) {}
 
   LoadReport match() override;
   void load(const LoadReport& agreed) override;
@@ -45,8 +47,8 @@ class ModelLoader final : public Loader {
   std::vector<Mismatch> mismatches(const Target& target, const std::vector<GivenName>& found) const;
   void read(const Target& target, const at::Tensor& out) const;
 
-  ShardedModule& model_;
-  std::vector<HeldPart> parts_;
+  std::vector<ShardedModule*> models_;
+  std::vector<std::vector<HeldPart>> parts_;  // of each model
   std::vector<SharedTensor> unsharded_;
   std::vector<SplitTensor> split_;
   const TensorSource& source_;

@@ -35,10 +35,14 @@ at::Tensor tensor_for(const at::Tensor& leaf, c10::ScalarType dtype, const std::
 
 OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
                                  const Rename& rename, bool with_options)
+    : OptimizerLoader(held_parts(model), model.engine().mesh().where(), optimizer, saved, rename, with_options) {}
+
+OptimizerLoader::OptimizerLoader(std::vector<HeldPart> of_model, std::string where, OptimizerState& optimizer,
+                                 const SavedOptimizer& saved, const Rename& rename, bool with_options)
     : optimizer_(optimizer),
       saved_(saved),
-      groups_(held_leaves(model, optimizer)),
-      where_(model.engine().mesh().where()),
+      groups_(held_leaves(std::move(of_model), optimizer)),
+      where_(std::move(where)),
       with_options_(with_options),
       names_(saved.parameters(), rename) {}
 

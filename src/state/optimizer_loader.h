@@ -19,6 +19,9 @@ namespace fsdp::state {
 class OptimizerLoader final : public Loader {
  public:
   // `saved` must outlive this object. `with_options`: as LoadOptions::optimizer_options.
+  // `where`: this rank.
+  OptimizerLoader(std::vector<HeldPart> of_model, std::string where, OptimizerState& optimizer,
+                  const SavedOptimizer& saved, const Rename& rename, bool with_options = true);
   OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
                   const Rename& rename, bool with_options = true);
 

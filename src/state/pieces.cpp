@@ -44,14 +44,25 @@ void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) 
   if (part.begin == 0 && part.numel() > 0 && part.replica == 0) to.leaves[part.fqn] = kept->scalars;
 }
 
-void add_ignored(const TrainingState& state, int rank, RankPieces& to) {
-  for (const auto& [name, parameter] : ignored_parameters(state.model, state.module)) {
+bool saves(const ModelPart& part, const std::string& fqn, const TiedSavers& tied) {
+  const auto found = tied.find(fqn);
+  return found == tied.end() || found->second == part.stage;
+}
+
+void add_ignored(const TrainingState& state, const ModelPart& part, RankPieces& to) {
+  for (const auto& [name, parameter] : ignored_parameters(part.model, part.module)) {
     if (state.of_rank.count(name) > 0) continue;
     Piece piece = whole_piece(formats::model_name(name), parameter);
     const at::Tensor values = piece.values.cpu();
     to.ignored[name] = formats::checksums_text(
         {formats::checksum_of({static_cast<const char*>(values.const_data_ptr()), values.nbytes()})});
-    if (rank == 0) to.pieces.push_back(std::move(piece));
+    if (is_first_of_parts(state.parts)) to.pieces.push_back(std::move(piece));
+  }
+}
+
+void add_buffers(const torch::nn::Module& module, RankPieces& to) {
+  for (const auto& [name, buffer] : named_buffers(module)) {
+    to.pieces.push_back(whole_piece(formats::buffer_name(name), buffer));
   }
 }
 
@@ -68,8 +79,8 @@ void add_split(const SplitTensor& tensor, RankPieces& to) {
 
 json groups_of(const TrainingState& state) {
   json groups = json::array();
-  if (!state.optimizer) return groups;
-  for (const ParameterGroup& group : parameter_groups(state.model, *state.optimizer)) {
+  if (!state.optimizer || !is_first_of_parts(state.parts)) return groups;
+  for (const ParameterGroup& group : parameter_groups(held_parts(state.parts), *state.optimizer)) {
     groups.push_back({{"parameters", group.parameters}, {"options", group.options}});
   }
   return groups;
@@ -82,20 +93,23 @@ TensorInfo Piece::stored() const {
   return {c10::str(name, "[", begin, ":", begin + values.numel(), "]"), tensor.dtype, {values.numel()}};
 }
 
-RankPieces pieces_of(const TrainingState& state, int rank) {
+RankPieces pieces_of(const TrainingState& state, int rank, const TiedSavers& tied) {
   const at::NoGradGuard no_grad;
   check_split_tensors(state);
   RankPieces all;
-  for (const HeldPart& part : held_parts(state.model)) add_part(state, part, all);
+  for (const ModelPart& part : state.parts) {
+    for (const HeldPart& held : held_parts(part.model)) {
+      if (saves(part, held.fqn, tied)) add_part(state, held, all);
+    }
+  }
   for (const SplitTensor& tensor : state.split) add_split(tensor, all);
   for (const auto& [name, tensor] : state.of_rank)
     all.pieces.push_back(whole_piece(formats::rank_name(rank, name), tensor));
-  if (rank == 0) {
-    for (const auto& [name, buffer] : named_buffers(state.module)) {
-      all.pieces.push_back(whole_piece(formats::buffer_name(name), buffer));
-    }
+  for (const ModelPart& part : state.parts) {
+    if (is_first_of_parts(state.parts)) add_buffers(part.module, all);
+    add_ignored(state, part, all);
   }
-  add_ignored(state, rank, all);
+  all.stages = stages_text(state.parts);
   all.groups = groups_of(state);
   return all;
 }

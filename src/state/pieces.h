@@ -32,14 +32,16 @@ struct RankPieces {
   std::vector<Piece> pieces;
   // By FQN, the numbers that the optimizer keeps for each parameter whose first element this rank holds.
   nlohmann::json leaves = nlohmann::json::object();
-  nlohmann::json groups = nlohmann::json::array();  // the optimizer's parameter groups; the same on all ranks
-  // By FQN, the checksums of the parameters that are not sharded. They must be the same on all ranks, or the save
-  // fails.
+  // The optimizer's parameter groups, on the first rank of each part of the model; else empty.
+  nlohmann::json groups = nlohmann::json::array();
+  // By FQN, the checksums of the parameters that are not sharded. They must be the same on all ranks that hold the same
+  // part, or the save fails.
   std::map<std::string, std::string> ignored{};
+  std::string stages{};  // the part of the model (model_parts.h)
 };
 
-// Collects the pieces of this rank; their values are views of the shards. Rank 0 also has the buffers and the
-// parameters that are not sharded. Does not communicate with other ranks.
-RankPieces pieces_of(const TrainingState& state, int rank);
+// Collects the pieces of this rank; their values are views of the shards. The first rank of each part of the model also
+// has its buffers and its parameters that are not sharded. Does not communicate with other ranks.
+RankPieces pieces_of(const TrainingState& state, int rank, const TiedSavers& tied = {});
 
 }  // namespace fsdp::state

@@ -39,11 +39,15 @@ json Rank0Tensors::describe(const TensorSource& source) {
 
 Rank0Tensors::Rank0Tensors(std::shared_ptr<const TensorSource> own, const json& description, const ProcessMesh& mesh,
                            c10::Device device)
-    : own_(std::move(own)), mesh_(mesh), device_(device) {
+    : own_(std::move(own)), tensors_(described(description)), mesh_(mesh), device_(device) {}
+
+std::map<std::string, SourceTensor> Rank0Tensors::described(const json& description) {
+  std::map<std::string, SourceTensor> tensors;
   for (const auto& [name, tensor] : description.items()) {
-    tensors_[name] = {formats::dtype_from_safetensors(tensor.at(0).get<std::string>()).value(),
-                      tensor.at(1).get<std::vector<int64_t>>(), tensor.at(2).get<std::vector<int64_t>>()};
+    tensors[name] = {formats::dtype_from_safetensors(tensor.at(0).get<std::string>()).value(),
+                     tensor.at(1).get<std::vector<int64_t>>(), tensor.at(2).get<std::vector<int64_t>>()};
   }
+  return tensors;
 }
 
 bool Rank0Tensors::same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const {

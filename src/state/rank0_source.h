@@ -27,6 +27,7 @@ class Rank0Tensors final : public TensorSource {
   Rank0Tensors(std::shared_ptr<const TensorSource> own, const nlohmann::json& description, const ProcessMesh& mesh,
                c10::Device device);
   static nlohmann::json describe(const TensorSource& source);
+  static std::map<std::string, SourceTensor> described(const nlohmann::json& description);
 
   const std::map<std::string, SourceTensor>& tensors() const override { return tensors_; }
   // Rank 0 compares all elements of both tensors; on the other ranks the result is always true.

@@ -8,14 +8,14 @@ namespace fsdp::state {
 void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
                          Communicator& world) {
   SaveTarget target(folder, world);
-  nlohmann::json groups;
+  const TiedSavers tied = savers_of_tied(state.parts, state.tied, exchange_in(world, target.what()), target.what());
   const std::vector<std::string> written = together(world, target.what(), [&] {
-    RankPieces pieces = pieces_of(state, world.rank());
-    groups = std::move(pieces.groups);
-    return target.write(pieces, [&] { state.model.page_out(); });
+    return target.write(pieces_of(state, world.rank(), tied), [&] {
+      for (const ModelPart& part : state.parts) part.model.page_out();
+    });
   });
   together(world, target.what(), [&] {
-    target.commit(written, groups, user);
+    target.commit(written, user);
     return std::string();
   });
 }

@@ -29,9 +29,9 @@ class SaveTarget {
   // Writes this rank's file. Returns what rank 0 must know about it. `after_each`: see write_rank_file.
   std::string write(const RankPieces& pieces, const std::function<void()>& after_each) const;
 
-  // On rank 0, takes the results of write of all ranks, in rank order, and rank 0's own groups; on return the
-  // checkpoint is complete and on the disk. On other ranks does nothing.
-  void commit(const std::vector<std::string>& written, const nlohmann::json& groups, const nlohmann::json& user);
+  // On rank 0, takes the results of write of all ranks, in rank order; on return the checkpoint is complete and on the
+  // disk. On other ranks does nothing.
+  void commit(const std::vector<std::string>& written, const nlohmann::json& user);
 
  private:
   std::filesystem::path folder_;

@@ -13,6 +13,7 @@
 #include "state/memory_sources.h"
 #include "state/model_loader.h"
 #include "state/optimizer_loader.h"
+#include "state/sharded_state.h"
 
 namespace fsdp {
 
@@ -45,32 +46,25 @@ bool same_groups(const std::vector<ParameterGroup>& a, const std::vector<Paramet
   return state::text_of(a) == state::text_of(b);
 }
 
-state::SavedOptimizer saved_from(const ShardedOptimizerState& state) {
-  state::SavedOptimizer saved;
-  ShardedStateDict tensors;
-  for (const auto& [fqn, of_parameter] : state.state) {
-    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state::state_name(fqn, name)] = tensor;
-    saved.scalars[fqn] = of_parameter.scalars;
-  }
-  saved.tensors = std::make_shared<state::TensorParts>(std::move(tensors));
-  saved.groups = state.groups;
-  return saved;
-}
-
 }  // namespace
 
 // ---------------------------------------------------------------- models
 
-ShardedStateDict sharded_state_dict(const ShardedModule& model, const torch::nn::Module& module,
-                                    const ShardedStateOptions& options) {
+ShardedStateDict state::sharded_values(const std::vector<HeldPart>& parts, const NamedTensors& unsharded,
+                                       const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   ShardedStateDict values;
-  for (const state::HeldPart& part : state::held_parts(model)) {
+  for (const HeldPart& part : parts) {
     const ShardedTensor tensor = part_of(part, part.values(), options);
     for (const std::string& name : part.names) values[name] = tensor;
   }
-  for (const auto& [name, value] : state::unsharded_tensors(model, module)) values[name] = whole(value, options);
+  for (const auto& [name, value] : unsharded) values[name] = whole(value, options);
   return values;
+}
+
+ShardedStateDict sharded_state_dict(const ShardedModule& model, const torch::nn::Module& module,
+                                    const ShardedStateOptions& options) {
+  return state::sharded_values(state::held_parts(model), state::unsharded_tensors(model, module), options);
 }
 
 void add_parts(ShardedStateDict& to, const ShardedStateDict& others) {
@@ -93,12 +87,24 @@ LoadReport load_sharded_state_dict(ShardedModule& model, torch::nn::Module& modu
 
 // ---------------------------------------------------------------- optimizers
 
-ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
-                                              const ShardedStateOptions& options) {
+state::SavedOptimizer state::saved_from(const ShardedOptimizerState& state) {
+  state::SavedOptimizer saved;
+  ShardedStateDict tensors;
+  for (const auto& [fqn, of_parameter] : state.state) {
+    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state::state_name(fqn, name)] = tensor;
+    saved.scalars[fqn] = of_parameter.scalars;
+  }
+  saved.tensors = std::make_shared<state::TensorParts>(std::move(tensors));
+  saved.groups = state.groups;
+  return saved;
+}
+
+ShardedOptimizerState state::sharded_optimizer(const std::vector<HeldPart>& parts, const OptimizerState& optimizer,
+                                               const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   ShardedOptimizerState state;
-  state.groups = state::parameter_groups(model, optimizer);
-  for (const state::HeldPart& part : state::held_parts(model)) {
+  state.groups = state::parameter_groups(parts, optimizer);
+  for (const state::HeldPart& part : parts) {
     const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
     if (!kept) continue;
     ShardedLeafState& of_parameter = state.state[part.fqn];
@@ -108,6 +114,11 @@ ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const 
     }
   }
   return state;
+}
+
+ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
+                                              const ShardedStateOptions& options) {
+  return state::sharded_optimizer(state::held_parts(model), optimizer, options);
 }
 
 void add_parts(ShardedOptimizerState& to, const ShardedOptimizerState& others) {
@@ -131,7 +142,7 @@ LoadReport load_sharded_optimizer_state(ShardedModule& model, OptimizerState& op
   const std::string what = "load_sharded_optimizer_state";
   state::SavedOptimizer saved;
   return state::load_together(state::exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
-    saved = saved_from(state);
+    saved = state::saved_from(state);
     return std::make_unique<state::OptimizerLoader>(model, optimizer, saved, options.rename, options.optimizer_options);
   });
 }

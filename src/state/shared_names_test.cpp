@@ -67,7 +67,7 @@ struct PairRun {
     }
   }
   static bool has_last(const HeldPart& part) { return part.fqn == "second" && part.numel() > 0 && part.end == 35; }
-  TrainingState training_state() { return {*sharded, *pair, state.get()}; }
+  TrainingState training_state() { return {{{*sharded, *pair}}, state.get()}; }
 
   Pair pair;
   std::shared_ptr<ShardedModule> sharded;

@@ -17,8 +17,8 @@ namespace {
 
 std::set<std::string> names_of_model(const TrainingState& state) {
   std::set<std::string> names;
-  for (const HeldPart& part : held_parts(state.model)) names.insert(part.names.begin(), part.names.end());
-  for (const auto& [name, tensor] : unsharded_tensors(state.model, state.module)) names.insert(name);
+  for (const HeldPart& part : held_parts(state.parts)) names.insert(part.names.begin(), part.names.end());
+  for (const auto& [name, tensor] : unsharded_tensors(state.parts)) names.insert(name);
   return names;
 }
 

@@ -2,8 +2,6 @@
 // by different numbers of ranks, with different strategies, units and leaves.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,10 +9,10 @@
 #include <vector>
 
 #include "fsdp/communicator.h"
-#include "fsdp/fully_shard.h"
 #include "fsdp/load_report.h"
 #include "fsdp/optimizer_state.h"
 #include "fsdp/split_tensor.h"
+#include "state/model_parts.h"
 
 namespace fsdp::state {
 
@@ -23,15 +21,16 @@ namespace fsdp::state {
 // [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user". Split tensors are stored like parameters; those
 // that have optimizer state are listed among the leaves, without numbers.
 struct TrainingState {
-  ShardedModule& model;
-  torch::nn::Module& module;            // the module of `model`: for buffers and parameters that are not sharded
-  OptimizerState* optimizer = nullptr;  // null: none
+  ModelParts parts;
+  OptimizerState* optimizer = nullptr;  // of all parts; null: none
   // Values that only this rank has, such as its random number state, by name (without a slash). Saving writes them.
   // Saving and loading skip parameters that are not sharded and whose names are here. All other parameters that are not
-  // sharded must be the same on all ranks; the checkpoint has rank 0's.
+  // sharded must be the same on all ranks that hold the same parts; the checkpoint has those of the first of them.
   std::map<std::string, at::Tensor> of_rank = {};
   // This rank's part of the tensors that are split by code other than FSDP.
   std::vector<SplitTensor> split = {};
+  // FQNs of parameters of which two stages of a pipeline have a copy. The first of the two saves it, both load it.
+  std::vector<std::string> tied = {};
 };
 
 // Saves the state. When all ranks have returned, the folder is at its name, complete and on the disk; an existing

@@ -115,11 +115,11 @@ TEST(Loading, ReadsNoMoreThanTheRankHolds) {
       options.communicator = world;
       const auto sharded = fully_shard(*net, options);
       if (ranks == 1) {
-        save_training_state(folder.path() / "it", {*sharded, *net}, {}, *world);
+        save_training_state(folder.path() / "it", {{{*sharded, *net}}}, {}, *world);
         return;
       }
       CountedReads::bytes = 0;
-      load_training_state(folder.path() / "it", {*sharded, *net}, *world);
+      load_training_state(folder.path() / "it", {{{*sharded, *net}}}, *world);
       // Both tensors are one row of elements, divided into four parts; at the ends of its part a rank reads and checks
       // a whole block. It also reads the manifest and the header.
       EXPECT_GE(CountedReads::bytes, 2 * kTensor / 4);
@@ -187,7 +187,7 @@ TEST(Loading, NamesMisfits) {
     torch::nn::Linear linear(4, 7);
     auto sharded = fully_shard(linear, options_of(sharding, world));
     const std::string error =
-        error_of([&] { load_training_state(folder.path() / "it", {*sharded, *linear, nullptr}, *world); });
+        error_of([&] { load_training_state(folder.path() / "it", {{{*sharded, *linear}}}, *world); });
     EXPECT_THAT(error, AllOf(HasSubstr("does not fit this model"), HasSubstr("missing: weight"),
                              HasSubstr("missing: bias"), HasSubstr("unexpected: a.bias")));
     EXPECT_THAT(error_of([&] { load_training_state(folder.path() / "none", run.training_state(), *world); }),

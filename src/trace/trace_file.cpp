@@ -16,10 +16,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// In the order of the rows. Waits lie within the ranges of computation and share their row.
-enum class Row : int { kStep, kCompute, kGather, kLimiter, kReduce };
-constexpr std::array kRowNames = {"step", "compute", "all-gather", "held back by limit_all_gathers", "reduce"};
-constexpr int kMaxLanes = 1'000'000;  // row numbers are row * kMaxLanes + lane + 1
+// In the order of the rows. Waits lie within the ranges of computation and share their row. Each stage of a pipeline
+// has a row of its own, without lanes.
+enum class Row : int { kStep, kStage, kCompute, kGather, kLimiter, kReduce };
+constexpr std::array kRowNames = {"step", "stage", "compute", "all-gather", "held back by limit_all_gathers", "reduce"};
+constexpr int kMaxLanes = 1'000'000;  // row numbers are row * kMaxLanes + lane (or stage) + 1
 
 Row row_of(TraceTrack track) {
   switch (track) {
@@ -34,6 +35,12 @@ Row row_of(TraceTrack track) {
       return Row::kReduce;
     case TraceTrack::kLimiter:
       return Row::kLimiter;
+    case TraceTrack::kStageForward:
+    case TraceTrack::kStageBackward:
+    case TraceTrack::kStageInputGradient:
+    case TraceTrack::kStageWeightGradient:
+    case TraceTrack::kStageWait:
+      return Row::kStage;
   }
   TORCH_CHECK(false, "fsdp: unknown track ", static_cast<int>(track));
 }
@@ -92,14 +99,7 @@ class RankEvents {
   }
 
   void add(const TraceRange& range) {
-    const auto row = static_cast<size_t>(row_of(range.track));
-    const size_t known = lanes_[row].size(), lane = lanes_[row].place(range);
-    const int tid = static_cast<int>(row) * kMaxLanes + static_cast<int>(lane) + 1;
-    if (lane == known) {
-      name("thread_name", tid, kRowNames[row]);
-      events_.push_back(
-          {{"ph", "M"}, {"name", "thread_sort_index"}, {"pid", rank_}, {"tid", tid}, {"args", {{"sort_index", tid}}}});
-    }
+    const int tid = place(range);
     events_.push_back({{"ph", "X"},
                        {"name", title(range)},
                        {"cat", to_string(range.track)},
@@ -112,7 +112,8 @@ class RankEvents {
 
   void add(const TraceMemory& memory) {
     Json bytes = Json::object();
-    for (const auto& [category, value] : memory.bytes) bytes[category] = value;
+    // Several stages of a pipeline have the same categories.
+    for (const auto& [category, value] : memory.bytes) bytes[category] = bytes.value(category, int64_t{0}) + value;
     events_.push_back({{"ph", "C"},
                        {"name", "memory"},
                        {"pid", rank_},
@@ -133,9 +134,25 @@ class RankEvents {
         return std::string(range.pass == Pass::kReduce ? "wait for reduction: " : "wait for gather: ") + range.name;
       case TraceTrack::kLimiter:
         return "held back: " + range.name;
+      case TraceTrack::kStageWait:
+        return "wait for " + range.name;
       default:
         return range.name;
     }
+  }
+
+  // Returns the number of the range's row, which is named when its first range comes.
+  int place(const TraceRange& range) {
+    const auto row = static_cast<size_t>(row_of(range.track));
+    const bool is_stage = row_of(range.track) == Row::kStage;
+    const int lane = is_stage ? range.stage : static_cast<int>(lanes_[row].place(range));
+    const int tid = static_cast<int>(row) * kMaxLanes + lane + 1;
+    if (named_.insert(tid).second) {
+      name("thread_name", tid, kRowNames[row] + (is_stage ? " " + std::to_string(lane) : std::string()));
+      events_.push_back(
+          {{"ph", "M"}, {"name", "thread_sort_index"}, {"pid", rank_}, {"tid", tid}, {"args", {{"sort_index", tid}}}});
+    }
+    return tid;
   }
 
   void name(const char* what, int tid, const std::string& value) {
@@ -144,6 +161,7 @@ class RankEvents {
 
   int rank_;
   std::array<Lanes, kRowNames.size()> lanes_;
+  std::set<int> named_;  // rows
   std::vector<Json> events_;
 };
 

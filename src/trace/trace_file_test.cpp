@@ -81,6 +81,27 @@ TEST(TraceFile, WaitsLieWithinComputation) {
   EXPECT_EQ(rows["a"], rows["wait for reduction: c"]);
 }
 
+TEST(TraceFile, EachStageOfAPipelineHasARow) {
+  const std::vector<TraceRange> ranges = {{TraceTrack::kStageForward, "F0", Pass::kForward, 0, 10, 1},
+                                          {TraceTrack::kStageForward, "F1", Pass::kForward, 10, 20, 3},
+                                          {TraceTrack::kStageWait, "a message", Pass::kBackward, 20, 30, 1},
+                                          {TraceTrack::kStageBackward, "B0", Pass::kBackward, 30, 40, 1}};
+  const auto rows = rows_of(ranges);
+  EXPECT_EQ(rows.at("B0"), rows.at("F0"));
+  EXPECT_EQ(rows.at("wait for a message"), rows.at("F0"));
+  EXPECT_EQ(rows.at("F1"), rows.at("F0") + 2);
+  std::set<std::string> names;
+  for (const Json& event : parse(trace_events(0, {ranges, {}}))) {
+    if (event["name"] == "thread_name") names.insert(event["args"]["name"]);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"stage 1", "stage 3"}));
+}
+
+TEST(TraceFile, MemoryOfSeveralStagesIsAddedUp) {
+  const Json events = parse(trace_events(0, {{}, {{1500, {{"shards", 80}, {"shards", 7}}}}}));
+  EXPECT_EQ(events.back()["args"], Json({{"shards", 87}}));
+}
+
 TEST(TraceFile, MemoryIsACounter) {
   Json events =
       parse(trace_events(2, {{}, {{1500, {{"shards", 80}, {"everything else", 7}}}, {2500, {{"shards", 0}}}}}));

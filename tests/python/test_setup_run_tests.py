@@ -27,6 +27,17 @@ LEAVING_A_PROCESS = """import subprocess
 report([("One", {"result": "COMPLETED"})])
 subprocess.Popen(["sleep", "1234"], start_new_session=True)"""
 
+# Waits for a while until three programs run at the same time.
+MEETING = """here = os.path.dirname(os.path.abspath(__file__))
+name = os.path.join(here, "meeting-%d" % os.getpid())
+open(name, "w").close()
+deadline = time.monotonic() + 3
+while sum(one.startswith("meeting-") for one in os.listdir(here)) < 3 and time.monotonic() < deadline: time.sleep(0.01)
+met = time.monotonic() < deadline
+time.sleep(0.1)
+os.remove(name)
+report([("Meets", {"result": "COMPLETED" if met else "SKIPPED"})])"""
+
 # Maps the file that comes, and keeps it mapped until its input ends.
 HOLDING_SHARED_MEMORY = """import mmap, os, sys, time
 while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])): time.sleep(0.01)
@@ -172,6 +183,21 @@ def test_shared_memory_that_is_left_has_failed_but_not_that_of_other_programs(ru
     assert result.returncode == 1 and f"FAILED left {path.name} in /dev/shm" in result.stdout
 
 
+def test_a_semaphore_of_another_program_is_in_use_under_its_second_name(run_tests, shared_memory_entry):
+    path, holder = shared_memory_entry
+    making = (
+        f"""open({str(path)!r}, 'wb').write(bytes(4096))
+while {str(path)!r} not in open('/proc/{holder.pid}/maps').read(): time.sleep(0.01)
+os.link({str(path)!r}, {str(path) + "-second"!r})
+os.remove({str(path)!r})
+"""
+        + PASSING
+    )
+    result = run_tests({"a_test": making})
+    path.with_name(path.name + "-second").unlink()
+    assert result.returncode == 0, result.stdout
+
+
 def test_programs_heed_the_keyboards_signals_in_the_background_too(run_tests):
     body = """import signal
 names = ("SIGINT", "SIGQUIT", "SIGHUP")
@@ -254,3 +280,12 @@ def test_fuzz_targets_are_counted_with_the_programs(run_tests, tmp_path):
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
     assert "FAILED fuzz: fuzz.b_fuzz" in result.stdout
     assert "a finding" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("label", "counts"), [("python", "3 passed, 0 failed"), ("unit", "0 passed, 0 failed, 3 skipped")]
+)
+def test_three_programs_of_python_take_the_place_of_two(run_tests, label, counts):
+    programs = {f"{name}_test": MEETING for name in "abc"}
+    result = run_tests(programs, "--jobs", "2", labels=dict.fromkeys(programs, label))
+    assert last_line(result) == counts

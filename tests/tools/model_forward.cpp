@@ -18,6 +18,7 @@
 #include "formats/safetensors/safetensors_writer.h"
 #include "models/pretrained.h"
 #include "tools/dtype_argument.h"
+#include "tools/tool_main.h"
 
 namespace {
 
@@ -85,11 +86,4 @@ void run_forward(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    run_forward({argv + 1, argv + argc});
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { fsdp::testing::tool_main(argc, argv, run_forward); }

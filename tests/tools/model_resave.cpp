@@ -10,6 +10,7 @@
 #include "formats/hugging_face/hf_folder_writer.h"
 #include "models/pretrained.h"
 #include "tools/dtype_argument.h"
+#include "tools/tool_main.h"
 
 namespace {
 
@@ -26,15 +27,11 @@ void resave(const std::string& source, c10::ScalarType dtype, const std::string&
   writer.finish();
 }
 
+void run(const std::vector<std::string>& arguments) {
+  TORCH_CHECK(arguments.size() == 4, "usage: model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES");
+  resave(arguments[0], parse_dtype_argument(arguments[1]), arguments[2], std::stoll(arguments[3]));
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  try {
-    TORCH_CHECK(arguments.size() == 4, "usage: model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES");
-    resave(arguments[0], parse_dtype_argument(arguments[1]), arguments[2], std::stoll(arguments[3]));
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { fsdp::testing::tool_main(argc, argv, run); }

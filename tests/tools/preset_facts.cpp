@@ -11,6 +11,7 @@
 
 #include "models/presets.h"
 #include "models/registry.h"
+#include "tools/tool_main.h"
 
 namespace {
 
@@ -35,14 +36,11 @@ json facts(const std::string& name, const std::vector<std::string>& lengths) {
   return {{"config", config}, {"parameters", parameters}, {"flops_per_token", flops}};
 }
 
+void run(const std::vector<std::string>& arguments) {
+  const json result = arguments.empty() ? names() : facts(arguments[0], {arguments.begin() + 1, arguments.end()});
+  std::printf("%s\n", result.dump().c_str());
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    const json result = argc < 2 ? names() : facts(argv[1], {argv + 2, argv + argc});
-    std::printf("%s\n", result.dump().c_str());
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { fsdp::testing::tool_main(argc, argv, run); }

@@ -4,6 +4,7 @@
 
 #include "base/error_message.h"
 #include "config/errors.h"
+#include "report/failure_report.h"
 
 namespace fsdp::trainer {
 
@@ -12,7 +13,7 @@ int exit_status_of(const std::exception& error) {
 }
 
 int report_error(const std::exception& error) {
-  std::fprintf(stderr, "fsdp: error: %s\n", base::message_of(error).c_str());
+  std::fprintf(stderr, "%s%s\n", kErrorPrefix, base::message_of(error).c_str());
   return exit_status_of(error);
 }
 

@@ -14,6 +14,7 @@
 #include "config/byte_count.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
 #include "formats/common/json_text.h"
 #include "formats/common/output_file.h"
 #include "planner/advice/single_changes.h"
@@ -46,11 +47,24 @@ nlohmann::json keys_of_model(const std::string& model) {
   }
 }
 
-Config config_of(const PlanCommand& command, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> overrides = command.overrides;
-  overrides.insert(overrides.end(), more.begin(), more.end());
+Config config_with(const PlanCommand& command, const std::vector<std::string>& overrides) {
   if (command.model.empty()) return read_config(command.config_path, overrides);
   return read_config(keys_of_model(command.model), "--model " + command.model, overrides);
+}
+
+// Says with sharding_factor, which changes of a plan set, what other keys say about the ranks that share a copy.
+std::vector<std::string> as_sharding_factor(const Config& config, int64_t ranks) {
+  if (!config.parallelism.shard_degree && !config.parallelism.replicate_degree) return {};
+  return {c10::str("sharding_factor=", *parallel_degrees(config, ranks).shard_group), "data_parallel_shard_degree=null",
+          "data_parallel_replicate_degree=null"};
+}
+
+Config config_of(const PlanCommand& command, int64_t ranks, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> overrides = command.overrides;
+  for (const auto& further : {as_sharding_factor(config_with(command, overrides), ranks), more}) {
+    overrides.insert(overrides.end(), further.begin(), further.end());
+  }
+  return config_with(command, overrides);
 }
 
 planner::PlanOptions options_of(const PlanCommand& command) {
@@ -84,7 +98,8 @@ int print_cluster(const std::string& name) {
 ordered_json planned_with_changes(const PlanCommand& command, planner::PlanOptions options) {
   planner::ProgressLine line;
   options.progress = [&](const std::string& part) { line.show("planning: " + part); };
-  const Config config = config_of(command);
+  const int64_t ranks = options.cluster.ranks();
+  const Config config = config_of(command, ranks);
   ordered_json document = planner::make_plan(config, options);
   if (status_for(document["memory"]["verdict"]) == kExitSuccess || command.no_changes) return document;
   options.trace.clear();
@@ -96,7 +111,7 @@ ordered_json planned_with_changes(const PlanCommand& command, planner::PlanOptio
         c10::str("planning ", single ? c10::str("change ", change, " of ", single_changes) : "several", ", --set ",
                  c10::Join(" --set ", overrides), ": ");
     options.progress = [&, what](const std::string& part) { line.show(what + part); };
-    return planner::make_plan(config_of(command, overrides), options);
+    return planner::make_plan(config_of(command, ranks, overrides), options);
   };
   document["changes"] = planner::planned_changes(config, document, plan_change);
   return document;
@@ -129,8 +144,9 @@ ordered_json plan_with_page(const PlanCommand& command, planner::PlanOptions opt
 int plan(const PlanCommand& command) {
   planner::PlanOptions options = options_of(command);
   if (command.search) {
-    return run_plan_search(command, options,
-                           [&](const std::vector<std::string>& more) { return config_of(command, more); });
+    return run_plan_search(command, options, [&](const std::vector<std::string>& more) {
+      return config_of(command, options.cluster.ranks(), more);
+    });
   }
   options.trace = command.trace;
   const ordered_json document =

@@ -27,41 +27,9 @@ namespace fsdp::trainer {
 
 namespace {
 
-constexpr const char* kThisProgram = "/proc/self/exe";
-
-// Returns the command line of a rank: the same without --nproc-per-node.
-std::vector<std::string> rank_arguments(const TrainCommand& command) {
-  std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
-  if (command.save_config) arguments.emplace_back("--save-config");
-  if (!command.plan.empty()) arguments.insert(arguments.end(), {"--plan", command.plan});
-  for (const std::string& override : command.overrides) arguments.insert(arguments.end(), {"--set", override});
-  return arguments;
-}
-
 std::optional<PlannedFigures> plan_of(const TrainCommand& command) {
   if (command.plan.empty()) return std::nullopt;
   return read_planned_figures(command.plan);
-}
-
-// Checks everything that can be checked before ranks exist, so that a mistake causes one message instead of one per
-// rank.
-int launch(const TrainCommand& command) {
-  const int ranks = *command.nproc_per_node;
-  if (const auto variable = rank_variable_present()) {
-    throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
-                      *variable + "; unset it, or leave out --nproc-per-node");
-  }
-  const Config config = read_config(command.config_path, command.overrides);
-  check_for_world_size(config, ranks);
-  const PlaceChoice choice =
-      choose_place(config.communication, {.world_size = ranks, .local_world_size = ranks}, places_available());
-  const TrainingInputs inputs = open_training_inputs(config, ranks);
-  check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
-  if (const auto plan = plan_of(command)) {
-    check_plan_is_of(*plan, ranks, choice.device, parameter_count(inputs.model->module()));
-  }
-  choose_start(config);
-  return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
 }
 
 RankEnvironment read_rank_environment() {
@@ -74,12 +42,12 @@ RankEnvironment read_rank_environment() {
 
 // Ends the process without any cleanup: other ranks may be waiting for this rank, and this rank's communicator threads
 // for them. The end closes the connections and thereby wakes the other ranks.
-[[noreturn]] void end_failed_rank(int rank, const std::exception& error) {
+[[noreturn]] void end_failed_rank(const RankEnvironment& environment, const std::exception& error) {
   std::fflush(stdout);
   if (dynamic_cast<const ReportedFailure*>(&error)) {
     record_failure(error.what());
   } else {
-    report_failure(rank, base::message_of(error));
+    report_failure(environment.rank, environment.world_size, base::message_of(error));
   }
   std::_Exit(exit_status_of(error));
 }
@@ -92,8 +60,34 @@ int run_as_rank(const TrainCommand& command) {
     const RunEnd end = train_rank(config, environment, {.save_config = command.save_config, .plan = plan_of(command)});
     return end == RunEnd::kTerminated ? kExitTerminated : kExitSuccess;
   } catch (const std::exception& error) {
-    end_failed_rank(environment.rank, error);
+    end_failed_rank(environment, error);
   }
+}
+
+// Checks everything that can be checked before ranks run, so that a mistake causes one message instead of one per rank.
+void check_for_ranks(const Config& config, const TrainCommand& command, int ranks) {
+  const PlaceChoice choice =
+      choose_place(config.communication, {.world_size = ranks, .local_world_size = ranks}, places_available());
+  const TrainingInputs inputs = open_training_inputs(config, ranks);
+  check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
+  if (const auto plan = plan_of(command)) {
+    check_plan_is_of(*plan, ranks, choice.device, parameter_count(inputs.model->module()));
+  }
+  choose_start(config);
+}
+
+int launch(const TrainCommand& command) {
+  const int ranks = *command.nproc_per_node;
+  if (const auto variable = rank_variable_present()) {
+    throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
+                      *variable + "; unset it, or leave out --nproc-per-node");
+  }
+  const Config config = read_config(command.config_path, command.overrides);
+  check_for_world_size(config, ranks);
+  // Before the checks, which may use a device and threads.
+  Launcher launcher({.rank = [&command] { return run_as_rank(command); }, .ranks = ranks});
+  check_for_ranks(config, command, ranks);
+  return launcher.run();
 }
 
 }  // namespace

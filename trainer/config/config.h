@@ -122,6 +122,19 @@ struct ShardingConfig {
   bool operator==(const ShardingConfig&) const = default;
 };
 
+// Degrees of a mesh of ranks (fsdp/device_mesh.h); config/parallel_degrees.h has their meaning for a number of ranks.
+struct ParallelismConfig {
+  std::optional<int64_t> replicate_degree;           // data_parallel_replicate_degree
+  std::optional<int64_t> shard_degree;               // data_parallel_shard_degree
+  int64_t pipeline_degree = 1;                       // pipeline_parallel_degree
+  std::string pipeline_schedule = "1F1B";            // pipeline_parallel_schedule
+  std::optional<int64_t> pipeline_layers_per_stage;  // pipeline_parallel_layers_per_stage
+  int64_t pipeline_first_stage_less_layers = 1;      // pipeline_parallel_first_stage_less_layers
+  int64_t pipeline_last_stage_less_layers = 1;       // pipeline_parallel_last_stage_less_layers
+
+  bool operator==(const ParallelismConfig&) const = default;
+};
+
 struct CheckpointsConfig {
   std::optional<int64_t> save_steps;
   std::optional<int64_t> save_total_limit;
@@ -169,6 +182,7 @@ struct Config {
   PrecisionConfig precision;
   CommunicationConfig communication;
   ShardingConfig sharding;
+  ParallelismConfig parallelism;
   CheckpointsConfig checkpoints;
   DivergenceConfig divergence;
   OutputConfig output;

@@ -9,6 +9,8 @@
 #include "config/config_names.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
+#include "config/refusals.h"
 #include "formats/common/json_text.h"
 #include "optimizers/registry.h"
 
@@ -183,45 +185,44 @@ void check_gathers(const ShardingConfig& sharding) {
                          ", but \"limit_all_gathers\" is false; it must be true"));
 }
 
-[[noreturn]] void does_not_fit(const std::string& key, int64_t value, const ShardingConfig& sharding,
-                               int64_t world_size, const std::string& accepted) {
-  throw ConfigError(c10::str("key \"", key, "\": ", value, " does not fit sharding_strategy \"",
-                             config_name(sharding.strategy), "\" on ", world_size, " rank(s); accepted: ", accepted));
-}
-
-// Returns the divisors of `number` from `first` to `last`, as in "1, 2, 4".
-std::string divisors(int64_t number, int64_t first, int64_t last) {
-  std::string list;
-  for (int64_t d = first; d <= last; ++d) {
-    if (number % d == 0) list += c10::str(list.empty() ? "" : ", ", d);
-  }
-  return list;
-}
-
-void check_sharding_factor(const ShardingConfig& sharding, int64_t world_size) {
-  if (!sharding.factor) return;
-  const int64_t factor = *sharding.factor;
-  if (is_hybrid(sharding.strategy)) {
-    if (world_size % factor == 0) return;
-    does_not_fit("sharding_factor", factor, sharding, world_size, divisors(world_size, 1, world_size) + " or null");
-  }
-  const int64_t only = sharding.strategy == ShardingStrategy::kNoShard ? 1 : world_size;
-  if (factor == only) return;
-  does_not_fit("sharding_factor", factor, sharding, world_size,
-               c10::str(only, " or null (others need hybrid_shard or hybrid_shard_zero2)"));
-}
-
 // No rank knows the shard groups of hosts by itself, but their size divides the number of ranks, so a number that
 // divides their size must divide the number of ranks, too.
-void check_reshard_group(const ShardingConfig& sharding, int64_t world_size) {
+void check_reshard_group(const ShardingConfig& sharding, const ParallelDegrees& degrees) {
   if (!sharding.reshard_after_forward) return;
   const auto* group = std::get_if<int64_t>(&*sharding.reshard_after_forward);
-  const int64_t shard_group = sharding.factor.value_or(world_size);
+  const int64_t shard_group = degrees.shard_group.value_or(degrees.data);
   if (!group || (*group < shard_group && shard_group % *group == 0)) return;
   const std::string smaller = divisors(shard_group, 2, shard_group - 1);
-  does_not_fit("reshard_after_forward", *group, sharding, world_size,
-               c10::str("true, false, null", smaller.empty() ? "" : ", " + smaller, "; an integer must divide the ",
-                        shard_group, " rank(s) that share one copy, and be smaller"));
+  throw not_fitting(
+      "reshard_after_forward", *group, sharding, degrees.data,
+      c10::str("true, false, null", smaller.empty() ? "" : ", " + smaller, "; an integer must divide the ", shard_group,
+               " rank(s) that share one copy, and be smaller"));
+}
+
+// Refuses keys of pipelines without a pipeline, and what pipelines do not have.
+void check_pipeline(const Config& c) {
+  const int64_t degree = c.parallelism.pipeline_degree;
+  if (degree == 1) {
+    for (const char* name : {"pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage",
+                             "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"}) {
+      const ConfigKey& key = *find_config_key(name);
+      const nlohmann::json value = value_of(key, c);
+      if (value == value_of(key, Config{})) continue;
+      contradiction(c10::str("key \"", name, "\" is ", formats::json_text(value),
+                             ", but \"pipeline_parallel_degree\" is 1; it needs a larger one"));
+    }
+    return;
+  }
+  const std::string pipeline = c10::str(", but \"pipeline_parallel_degree\" is ", degree, "; ");
+  if (c.sharding.wrap_policy == UnitsBy::kAutoUnits) {
+    contradiction("key \"wrap_policy\" is \"auto_units\"" + pipeline +
+                  "accepted: " + join_or({"transformer", "size", "none"}));
+  }
+  const bool knows_group = c.sharding.factor || c.parallelism.shard_degree || c.parallelism.replicate_degree;
+  if (is_hybrid(c.sharding.strategy) && !knows_group) {
+    contradiction("key \"sharding_strategy\" is \"" + config_name(c.sharding.strategy) + "\"" + pipeline +
+                  "give \"data_parallel_replicate_degree\" or \"data_parallel_shard_degree\"");
+  }
 }
 
 }  // namespace
@@ -243,11 +244,11 @@ void check_combinations(const Config& c) {
   check_loss_scaling(c.precision);
   check_accumulation(c);
   check_resharding(c);
+  check_pipeline(c);
 }
 
 void check_for_world_size(const Config& config, int64_t world_size) {
-  check_sharding_factor(config.sharding, world_size);
-  check_reshard_group(config.sharding, world_size);
+  check_reshard_group(config.sharding, parallel_degrees(config, world_size));
 }
 
 }  // namespace fsdp::trainer

@@ -15,6 +15,7 @@ std::vector<ConfigKey> optimization_keys();
 std::vector<ConfigKey> precision_keys();
 std::vector<ConfigKey> device_keys();
 std::vector<ConfigKey> sharding_keys();
+std::vector<ConfigKey> parallelism_keys();
 std::vector<ConfigKey> checkpoint_keys();
 std::vector<ConfigKey> divergence_keys();
 std::vector<ConfigKey> output_keys();

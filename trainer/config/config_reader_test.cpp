@@ -259,6 +259,21 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
       AllOf(HasSubstr("activation_checkpointing_save_ops"), HasSubstr("\"activation_checkpointing\" is false")));
 }
 
+TEST_F(ConfigReader, PipelinesContradictSomeKeys) {
+  for (const char* key :
+       {R"("pipeline_parallel_schedule": "GPipe")", R"("pipeline_parallel_layers_per_stage": 3)",
+        R"("pipeline_parallel_first_stage_less_layers": 0)", R"("pipeline_parallel_last_stage_less_layers": 2)"}) {
+    EXPECT_THAT(error_with(key), HasSubstr("but \"pipeline_parallel_degree\" is 1; it needs a larger one")) << key;
+  }
+  EXPECT_THAT(error_with(R"("pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "1f1")"),
+              AllOf(HasSubstr("\"pipeline_parallel_schedule\": \"1f1\""), HasSubstr("accepted: GPipe, 1F1B, ")));
+  EXPECT_THAT(error_with(R"("pipeline_parallel_degree": 2, "wrap_policy": "auto_units")"),
+              AllOf(HasSubstr("\"wrap_policy\" is \"auto_units\""), HasSubstr("accepted: transformer, size or none")));
+  EXPECT_THAT(
+      error_with(R"("pipeline_parallel_degree": 2, "sharding_strategy": "hybrid_shard")"),
+      AllOf(HasSubstr("\"sharding_strategy\" is \"hybrid_shard\""), HasSubstr("\"data_parallel_shard_degree\"")));
+}
+
 TEST_F(ConfigReader, KeysOfOtherOptimizersAreRefused) {
   EXPECT_EQ(read(R"({"model_path": "m", "optimizer": "sgd", "sgd_momentum": 0.9, "weight_decay": 0.1})")
                 .optimizer.sgd_momentum,

@@ -9,7 +9,7 @@ namespace {
 std::vector<ConfigKey> all_keys() {
   std::vector<ConfigKey> keys;
   for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), device_keys(), sharding_keys(),
-                       checkpoint_keys(), divergence_keys(), output_keys()}) {
+                       parallelism_keys(), checkpoint_keys(), divergence_keys(), output_keys()}) {
     keys.insert(keys.end(), section.begin(), section.end());
   }
   return keys;

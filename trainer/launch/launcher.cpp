@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "base/env.h"
 #include "comm/meeting/slurm_environment.h"
-#include "launch/rank_processes.h"
 #include "launch/signal_queue.h"
 
 namespace fsdp::trainer {
@@ -30,8 +30,8 @@ std::optional<int64_t> kills_for_memory() {
 // Supervises the ranks until the last one has ended.
 class Supervisor {
  public:
-  Supervisor(const LaunchRequest& request, SignalQueue& signals)
-      : request_(request), signals_(signals), processes_(request.program, request.arguments, request.ranks) {}
+  Supervisor(const LaunchRequest& request, SignalQueue& signals, RankProcesses& processes)
+      : request_(request), signals_(signals), processes_(processes) {}
 
   int run();
 
@@ -46,7 +46,7 @@ class Supervisor {
 
   const LaunchRequest& request_;
   SignalQueue& signals_;
-  RankProcesses processes_;
+  RankProcesses& processes_;
   const std::optional<int64_t> memory_kills_before_ = kills_for_memory();
   int status_ = 0;
   bool terminated_ = false;
@@ -123,9 +123,12 @@ std::chrono::milliseconds Supervisor::time_to_next_deadline() const {
 
 }  // namespace
 
-int launch_ranks(const LaunchRequest& request) {
+Launcher::Launcher(LaunchRequest request) : request_(std::move(request)), processes_(request_.rank, request_.ranks) {}
+
+int Launcher::run() {
   SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2});
-  return Supervisor(request, signals).run();
+  processes_.start();
+  return Supervisor(request_, signals, processes_).run();
 }
 
 std::optional<std::string> rank_variable_present() {

@@ -1,6 +1,7 @@
-// Tests the launcher with shell scripts as ranks.
+// Tests the launcher, mostly with shell scripts as ranks.
 #include "launch/launcher.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -24,11 +26,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class Launcher : public ::testing::Test {
+int run_ranks(const LaunchRequest& request) { return Launcher(request).run(); }
+
+class LauncherTest : public ::testing::Test {
  protected:
   static LaunchRequest shell(const std::string& script, int ranks) {
-    return {.program = "/bin/sh",
-            .arguments = {"-c", script},
+    return {.rank = [script] { return execl("/bin/sh", "sh", "-c", script.c_str(), nullptr); },
             .ranks = ranks,
             .grace_to_end = milliseconds(100),
             .grace_to_kill = milliseconds(200)};
@@ -39,7 +42,7 @@ class Launcher : public ::testing::Test {
   };
   static Outcome launch(const LaunchRequest& request) {
     ::testing::internal::CaptureStderr();
-    const int status = launch_ranks(request);
+    const int status = run_ranks(request);
     return {status, ::testing::internal::GetCapturedStderr()};
   }
   std::string read(const std::string& name) const { return folder_.read(name); }
@@ -51,10 +54,10 @@ class Launcher : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(Launcher, GivesEachRankItsEnvironment) {
+TEST_F(LauncherTest, GivesEachRankItsEnvironment) {
   const std::string script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR > " + folder_.path("") +
                              "env$RANK; test $MASTER_PORT -gt 0 && test $OMP_NUM_THREADS -ge 1";
-  EXPECT_EQ(launch_ranks(shell(script, 3)), 0);
+  EXPECT_EQ(run_ranks(shell(script, 3)), 0);
   for (int rank = 0; rank < 3; ++rank) {
     const std::string r = std::to_string(rank);
     EXPECT_EQ(read("env" + r), c10::str(rank, " 3 ", rank, " 3 127.0.0.1\n"));
@@ -76,19 +79,19 @@ TEST(FreePorts, AreKeptForTheServer) {
   close(server);
 }
 
-TEST_F(Launcher, KeepsTheUsersNumberOfThreads) {
+TEST_F(LauncherTest, KeepsTheUsersNumberOfThreads) {
   setenv("OMP_NUM_THREADS", "77", 1);
-  EXPECT_EQ(launch_ranks(shell("test $OMP_NUM_THREADS = 77", 1)), 0);
+  EXPECT_EQ(run_ranks(shell("test $OMP_NUM_THREADS = 77", 1)), 0);
   unsetenv("OMP_NUM_THREADS");
 }
 
-TEST_F(Launcher, NamesTheRankThatFailsAndEndsTheOthers) {
+TEST_F(LauncherTest, NamesTheRankThatFailsAndEndsTheOthers) {
   const Outcome outcome = launch(shell("test $RANK = 1 && exit 3; exec sleep 1000", 3));
   EXPECT_EQ(outcome.status, 3);
   EXPECT_THAT(outcome.messages, HasSubstr("rank 1 exited with status 3"));
 }
 
-TEST_F(Launcher, NamesTheSignalThatKilledARank) {
+TEST_F(LauncherTest, NamesTheSignalThatKilledARank) {
   const Outcome outcome = launch(shell("test $RANK = 0 && kill -9 $$; exec sleep 1000", 2));
   EXPECT_EQ(outcome.status, 128 + SIGKILL);
   EXPECT_THAT(outcome.messages,
@@ -96,30 +99,45 @@ TEST_F(Launcher, NamesTheSignalThatKilledARank) {
   EXPECT_THAT(launch(shell("test $RANK = 0 && kill -6 $$; exec sleep 1000", 2)).messages, Not(HasSubstr("memory")));
 }
 
-TEST_F(Launcher, KillsRanksThatIgnoreSigterm) {
+TEST_F(LauncherTest, KillsRanksThatIgnoreSigterm) {
   EXPECT_EQ(launch(shell("test $RANK = 1 && exit 5; trap '' TERM; while :; do sleep 0.01; done", 2)).status, 5);
 }
 
-TEST_F(Launcher, LetsRanksEndByThemselvesFirst) {
+TEST_F(LauncherTest, LetsRanksEndByThemselvesFirst) {
   LaunchRequest request = shell("test $RANK = 1 && exit 5; sleep 0.2; echo done > " + folder_.path("log"), 2);
   request.grace_to_end = std::chrono::seconds(20);
   EXPECT_EQ(launch(request).status, 5);
   EXPECT_EQ(read("log"), "done\n");
 }
 
-TEST_F(Launcher, FailsWhenTheProgramCannotStart) {
-  const Outcome outcome = launch({.program = "/no/such/program", .arguments = {}, .ranks = 2});
-  EXPECT_EQ(outcome.status, 127);
-  EXPECT_THAT(outcome.messages, AllOf(HasSubstr("cannot start a rank"), HasSubstr("exited with status 127")));
+TEST_F(LauncherTest, ReturnsTheStatusOfARank) {
+  const Outcome outcome = launch({.rank = [] { return 9; }, .ranks = 2});
+  EXPECT_EQ(outcome.status, 9);
+  EXPECT_THAT(outcome.messages, HasSubstr("exited with status 9"));
 }
 
-TEST_F(Launcher, PassesSignalsOn) {
+TEST_F(LauncherTest, RanksDoNothingUntilTheyMayRun) {
+  const LaunchRequest request = shell("echo ran > " + folder_.path("ran"), 2);
+  {
+    const Launcher launcher(request);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("ran")));
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
+}
+
+TEST_F(LauncherTest, RanksShareTheCoresForOperators) {
+  unsetenv("OMP_NUM_THREADS");
+  const LaunchRequest request{.rank = [] { return at::get_num_threads(); }, .ranks = 1};
+  EXPECT_EQ(run_ranks(request), threads_of_rank(1));
+}
+
+TEST_F(LauncherTest, PassesSignalsOn) {
   const std::string script = "trap 'echo got > " + folder_.path("got") + "$RANK; exit 0' TERM; echo up > " +
                              folder_.path("up") + "$RANK; while :; do sleep 0.01; done";
   const pid_t launcher = fork();
   if (launcher == 0) {
     LaunchRequest request = shell(script, 2);
-    _exit(launch_ranks(request));
+    _exit(run_ranks(request));
   }
   await("up0");
   await("up1");
@@ -132,11 +150,11 @@ TEST_F(Launcher, PassesSignalsOn) {
 
 // The first SIGINT is passed on as SIGTERM, because ranks of a terminal have already received SIGINT; a second one
 // kills the ranks at once.
-TEST_F(Launcher, ASecondInterruptEndsAtOnce) {
+TEST_F(LauncherTest, ASecondInterruptEndsAtOnce) {
   const std::string script = "trap 'echo got > " + folder_.path("got") + "' TERM; trap '' INT; echo up > " +
                              folder_.path("up") + "; while :; do sleep 0.01; done";
   const pid_t launcher = fork();
-  if (launcher == 0) _exit(launch_ranks(shell(script, 1)));
+  if (launcher == 0) _exit(run_ranks(shell(script, 1)));
   await("up");
   kill(launcher, SIGINT);
   await("got");
@@ -146,22 +164,22 @@ TEST_F(Launcher, ASecondInterruptEndsAtOnce) {
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
 }
 
-TEST_F(Launcher, LeavesSignalsAloneThatAreIgnored) {
+TEST_F(LauncherTest, LeavesSignalsAloneThatAreIgnored) {
   const pid_t launcher = fork();
   if (launcher == 0) {
     std::signal(SIGHUP, SIG_IGN);
-    _exit(launch_ranks(shell("kill -HUP $PPID; sleep 0.2; exit 7", 1)));
+    _exit(run_ranks(shell("kill -HUP $PPID; sleep 0.2; exit 7", 1)));
   }
   int status = 0;
   waitpid(launcher, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
-TEST_F(Launcher, RanksDieWithTheirParent) {
+TEST_F(LauncherTest, RanksDieWithTheirParent) {
   const std::string script = "echo $$ > " + folder_.path("pid.tmp") + "; mv " + folder_.path("pid.tmp") + " " +
                              folder_.path("pid") + "; exec sleep 1000";
   const pid_t launcher = fork();
-  if (launcher == 0) _exit(launch_ranks(shell(script, 1)));
+  if (launcher == 0) _exit(run_ranks(shell(script, 1)));
   await("pid");
   const pid_t rank = std::stoi(read("pid"));
   kill(launcher, SIGKILL);
@@ -176,7 +194,7 @@ TEST_F(Launcher, RanksDieWithTheirParent) {
   EXPECT_FALSE(alive());
 }
 
-TEST_F(Launcher, SeesTheVariablesOfOtherLaunchers) {
+TEST_F(LauncherTest, SeesTheVariablesOfOtherLaunchers) {
   EXPECT_EQ(rank_variable_present(), std::nullopt);
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
   EXPECT_EQ(rank_variable_present(), "OMPI_COMM_WORLD_RANK");
@@ -184,7 +202,7 @@ TEST_F(Launcher, SeesTheVariablesOfOtherLaunchers) {
 }
 
 // A single task of srun may start ranks; if a step had several tasks, each of them would start as many.
-TEST_F(Launcher, SeesAStepOfSlurmWithSeveralTasks) {
+TEST_F(LauncherTest, SeesAStepOfSlurmWithSeveralTasks) {
   const std::vector<const char*> names = {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES"};
   for (const char* name : names) setenv(name, name == names.back() ? "1" : "0", 1);
   setenv("SLURM_STEP_NUM_TASKS", "1", 1);

@@ -1,5 +1,6 @@
 #include "launch/rank_processes.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -8,11 +9,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <stdexcept>
 #include <system_error>
+
+#include "base/end_process.h"
 
 namespace fsdp::trainer {
 
@@ -27,53 +29,30 @@ int threads_of_rank(int ranks) {
 
 namespace {
 
-std::vector<std::string> environment_of(int rank, int ranks, int port) {
-  std::map<std::string, std::string> own = {
-      {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks)},
-      {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-      {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)},
-  };
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    own["OMP_NUM_THREADS"] = std::to_string(threads_of_rank(ranks));
-  }
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string text = *variable;
-    if (!own.count(text.substr(0, text.find('=')))) variables.push_back(text);
-  }
-  for (const auto& [name, value] : own) variables.push_back(name + "=" + value);
-  return variables;
+void set_variable(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
+
+void set_environment(int rank, int ranks, int port) {
+  for (const char* name : {"RANK", "LOCAL_RANK"}) set_variable(name, std::to_string(rank));
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) set_variable(name, std::to_string(ranks));
+  set_variable("MASTER_ADDR", "127.0.0.1");
+  set_variable("MASTER_PORT", std::to_string(port));
 }
 
-std::vector<char*> pointers_to(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  for (std::string& string : strings) pointers.push_back(string.data());
-  pointers.push_back(nullptr);
-  return pointers;
+// Libraries have read OMP_NUM_THREADS already, so that a number of our own must be set in them, too.
+void share_cores(int ranks) {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  const int threads = threads_of_rank(ranks);
+  set_variable("OMP_NUM_THREADS", std::to_string(threads));
+  if (std::getenv("MKL_NUM_THREADS") == nullptr) at::set_num_threads(threads);
 }
 
-// Runs in the new process; only uses calls that are safe between fork and exec.
-[[noreturn]] void become(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
+// The whole life of the new process. An error that leaves `rank` ends it, as the stack of its parent is not its own.
+[[noreturn]] void be_rank(const std::string& name, Gate& gate, pid_t parent,
+                          const std::function<int()>& rank) noexcept {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(EXIT_FAILURE);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  execve(program, arguments, environment);
-  constexpr char kMessage[] = "fsdp: cannot start a rank: exec failed\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
-  _exit(127);
-}
-
-pid_t start(const std::string& program, std::vector<std::string> arguments, std::vector<std::string> environment) {
-  arguments.insert(arguments.begin(), "fsdp");
-  const std::vector<char*> argument_pointers = pointers_to(arguments);
-  const std::vector<char*> environment_pointers = pointers_to(environment);
-  const pid_t parent = getpid();
-  const pid_t child = fork();
-  if (child == 0) become(program.c_str(), argument_pointers.data(), environment_pointers.data(), parent);
-  if (child < 0) throw std::system_error(errno, std::generic_category(), "cannot start a rank");
-  return child;
+  prctl(PR_SET_NAME, name.c_str());
+  if (getppid() != parent || !gate.pass()) std::_Exit(EXIT_FAILURE);
+  base::end_process(rank());
 }
 
 void kill_and_reap(std::vector<pid_t>& pids) {
@@ -98,17 +77,30 @@ std::string RankDeath::describe() const {
   return c10::str("was killed by signal ", signal, " (", strsignal(signal), ")");
 }
 
-RankProcesses::RankProcesses(const std::string& program, const std::vector<std::string>& arguments, int ranks) {
-  try {
-    for (int rank = 0; rank < ranks; ++rank)
-      pids_.push_back(start(program, arguments, environment_of(rank, ranks, port_.number())));
-  } catch (...) {
-    kill_and_reap(pids_);
-    throw;
+RankProcesses::RankProcesses(const std::function<int()>& rank, int ranks) {
+  std::fflush(nullptr);  // each process would write once more what it inherits in buffers
+  const pid_t parent = getpid();
+  for (int i = 0; i < ranks; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      be_rank("fsdp:rank" + std::to_string(i), gate_, parent, [&] {
+        set_environment(i, ranks, port_.number());
+        share_cores(ranks);
+        return rank();
+      });
+    }
+    if (child < 0) {
+      const int error = errno;
+      kill_and_reap(pids_);
+      throw std::system_error(error, std::generic_category(), "cannot start a rank");
+    }
+    pids_.push_back(child);
   }
 }
 
 RankProcesses::~RankProcesses() { kill_and_reap(pids_); }
+
+void RankProcesses::start() { gate_.open(static_cast<int>(pids_.size())); }
 
 int RankProcesses::alive() const {
   return static_cast<int>(std::count_if(pids_.begin(), pids_.end(), [](pid_t pid) { return pid != 0; }));

@@ -9,8 +9,8 @@
 namespace fsdp::trainer {
 
 // Blocks the given signals in the calling thread during its lifetime, so that they queue up for wait(). Signals that
-// the process ignores, such as SIGHUP under nohup, stay ignored, except SIGCHLD. A process forked meanwhile inherits
-// the blocked signals and must unblock them.
+// the process ignores, such as SIGHUP under nohup, stay ignored, except SIGCHLD. A process forked meanwhile would
+// inherit the blocked signals.
 class SignalQueue {
  public:
   explicit SignalQueue(std::initializer_list<int> signals);

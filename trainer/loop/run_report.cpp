@@ -32,11 +32,11 @@ void RunReport::start(int64_t step) {
   last_time_ = Clock::now();
 }
 
-void RunReport::after_step(int64_t step, const StepResult& result) {
+void RunReport::after_step(int64_t step, const StepResult& result, const StepPasses& passes) {
   if (result.skipped) ++skipped_steps_;
   memory_.look();
   if (step % config_.output.logging_steps != 0 && step != config_.steps.max_steps) return;
-  const StepMetrics metrics = measure(step, result);
+  const StepMetrics metrics = measure(step, result, passes);
   if (!file_) return;
   file_->write(metrics);
   progress_->show(metrics);
@@ -52,23 +52,26 @@ void RunReport::say(const std::string& text) {
   if (progress_) progress_->say(text);
 }
 
-StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
+StepMetrics RunReport::measure(int64_t step, const StepResult& result, const StepPasses& passes) {
   const ProcessMemory memory = memory_.look();
   const std::optional<int64_t> device_memory = base::peak_allocated_bytes(device_);
   const auto all = gather_values(communicator_,
-                                 {result.loss, static_cast<double>(memory.own), static_cast<double>(memory.mapped),
-                                  static_cast<double>(device_memory.value_or(0))},
+                                 {result.loss.value_or(0), result.loss ? 1.0 : 0.0, static_cast<double>(memory.own),
+                                  static_cast<double>(memory.mapped), static_cast<double>(device_memory.value_or(0))},
                                  {.name = "metrics", .generation = static_cast<uint64_t>(step)});
   StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};
   if (result.loss_scale) metrics.loss_scaling = {*result.loss_scale, result.skipped, skipped_steps_};
+  double losses = 0;
+  for (const auto& values : all) losses += values[1];
   for (const auto& values : all) {
-    metrics.loss += values[0] / static_cast<double>(all.size());
-    metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[1]));
-    metrics.mapped_file_bytes = std::max(metrics.mapped_file_bytes, static_cast<int64_t>(values[2]));
+    metrics.loss += values[0] / losses;
+    metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[2]));
+    metrics.mapped_file_bytes = std::max(metrics.mapped_file_bytes, static_cast<int64_t>(values[3]));
     if (!device_memory) continue;
     metrics.peak_device_memory_bytes =
-        std::max(metrics.peak_device_memory_bytes.value_or(0), static_cast<int64_t>(values[3]));
+        std::max(metrics.peak_device_memory_bytes.value_or(0), static_cast<int64_t>(values[4]));
   }
+  metrics.pipeline_bubble = passes.bubble();
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_time_).count();
   metrics.samples_per_second = static_cast<double>((step - last_step_) * work_.samples) / seconds;

@@ -31,7 +31,8 @@ class RunReport {
   // clock of the first report.
   void start(int64_t step);
   // Must be called after every step (counted from 1) on all ranks. Reports every logging_steps steps and the last step.
-  void after_step(int64_t step, const StepResult& result);
+  // `passes`: those of the step.
+  void after_step(int64_t step, const StepResult& result, const StepPasses& passes);
   void after_evaluation(int64_t step, double eval_loss);
   int64_t skipped_steps() const { return skipped_steps_; }
   void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
@@ -45,7 +46,7 @@ class RunReport {
 
  private:
   using Clock = std::chrono::steady_clock;
-  StepMetrics measure(int64_t step, const StepResult& result);
+  StepMetrics measure(int64_t step, const StepResult& result, const StepPasses& passes);
 
   const Config& config_;
   StepWork work_;

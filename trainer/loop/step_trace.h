@@ -15,10 +15,10 @@ namespace fsdp::trainer {
 // All functions are collective.
 class StepTrace {
  public:
-  // Traces a run of `steps` further steps. `memory`: returns the memory that the run holds in addition to that of
-  // `sharded`. All other arguments must outlive this object, and the objects that `memory` refers to must outlive the
-  // steps.
-  StepTrace(const TraceConfig& config, ShardedModule& sharded, Communicator& communicator, int64_t steps,
+  // Traces a run of `steps` further steps. `parts`: the parts of the model that this rank trains. `memory`: returns the
+  // memory that the run holds in addition to theirs. All other arguments, and the parts, must outlive this object, and
+  // the objects that `memory` refers to must outlive the steps.
+  StepTrace(const TraceConfig& config, std::vector<ShardedModule*> parts, Communicator& communicator, int64_t steps,
             std::function<std::vector<MemoryCategory>()> memory);
 
   // Whether any step is traced: the config asks for a trace, and the run is long enough.
@@ -34,11 +34,14 @@ class StepTrace {
   std::string finish();
 
  private:
+  void start();
+  // Returns what was recorded of all parts.
+  Trace stop();
   // Returns why the file was not written, or an empty string if it was.
   std::string write();
 
   const TraceConfig& config_;
-  ShardedModule& sharded_;
+  std::vector<ShardedModule*> parts_;
   Communicator& communicator_;
   int64_t last_step_;
   std::function<std::vector<MemoryCategory>()> memory_;

@@ -16,20 +16,23 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/rank_environment.h"
 #include "loop/evaluation.h"
+#include "loop/pipeline_passes.h"
+#include "loop/pipeline_text.h"
 #include "loop/plan_comparison.h"
 #include "loop/run_report.h"
 #include "loop/step_trace.h"
 #include "loop/training_run.h"
+#include "loop/whole_passes.h"
 #include "report/failure_report.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_checkpoints.h"
 #include "saving/start_point.h"
 #include "setup/distinct_parameters.h"
 #include "setup/memory_needs.h"
-#include "setup/model_io.h"
-#include "setup/sharding_options.h"
+#include "setup/model_saver.h"
+#include "setup/rank_groups.h"
+#include "setup/sharded_parts.h"
 #include "setup/training_inputs.h"
-#include "state/together.h"
 
 namespace fsdp::trainer {
 
@@ -51,28 +54,31 @@ class RankRun {
   void check_written();
 
  private:
+  void say_what_was_opened(const std::string& place);
   void choose_start();
   void start_at(StartPoint start);
   int64_t load_checkpoint(RunCheckpoints& checkpoints);
   void shard();
-  void make_separate_parameters();
+  std::unique_ptr<StepPasses> make_passes() const;
   void make_automatic_units();
   RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints, StepClock* clock);
   MeasuredFigures measured(const TrainingRun& run, const StepClock& clock);
   // Runs `part`. Appends a memory report to out-of-memory errors.
   template <typename Part, typename Memory>
   auto explained(const Part& part, const Memory& memory) const;
-  models::PretrainedModel& module() const { return inputs_.model->module(); }
-  bool is_first() const { return communicator_->rank() == 0; }
+  ShardedModule& first_part() const { return *parts_.front().sharded; }
+  bool is_first() const { return groups_.world->rank() == 0; }
 
   const Config& config_;
   TrainingInputs inputs_;
   c10::Device device_;
-  std::shared_ptr<Communicator> communicator_;
+  RankGroups groups_;
   RunReport report_;
   StartPoint start_;
-  std::vector<std::string> unwritten_;  // why the last checkpoint or a trace is missing
-  std::shared_ptr<ShardedModule> sharded_;
+  std::vector<std::string> unwritten_;   // why the last checkpoint or a trace is missing
+  std::vector<std::string> parameters_;  // the names of the whole model's
+  ShardedParts parts_;
+  std::unique_ptr<StepPasses> passes_;
 };
 
 template <typename Part, typename Memory>
@@ -81,16 +87,16 @@ auto RankRun::explained(const Part& part, const Memory& memory) const {
     return part();
   } catch (const std::exception& error) {
     if (!base::is_out_of_memory(error)) throw;
-    throw c10::OutOfMemoryError(sharded_->diagnostics().explain_out_of_memory(error, memory()));
+    throw c10::OutOfMemoryError(first_part().diagnostics().explain_out_of_memory(error, memory()));
   }
 }
 
-GlobalBatch global_batch_of(const Config& config, int world_size) {
-  return {config.data.train_batch_size, world_size, config.steps.gradient_accumulation_steps};
+GlobalBatch global_batch_of(const Config& config, const RankGroups& groups) {
+  return {config.data.train_batch_size, groups.data->size(), config.steps.gradient_accumulation_steps};
 }
 
-StepWork work_of(const Config& config, const TrainingInputs& inputs, int world_size) {
-  return {.samples = global_batch_of(config, world_size).samples(),
+StepWork work_of(const Config& config, const TrainingInputs& inputs, const RankGroups& groups) {
+  return {.samples = global_batch_of(config, groups).samples(),
           .sample = inputs.model->sample_work(inputs.train->batch({0})),
           .recomputes = config.model.activation_checkpointing};
 }
@@ -99,20 +105,26 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
     : config_(config),
       inputs_(std::move(inputs)),
       device_(place.device),
-      communicator_(place.communicator),
-      report_(config, work_of(config, inputs_, communicator_->size()), *communicator_, device_) {
-  if (!place.text.empty()) report_.say(place.text);
+      groups_(make_rank_groups(config, place.communicator)),
+      report_(config, work_of(config, inputs_, groups_), *groups_.world, device_),
+      parameters_(parameter_names(inputs_.model->module())) {
+  say_what_was_opened(place.text);
+  choose_start();
+  shard();
+  for (torch::nn::Module* module : modules_of(parts_)) module->train();
+  passes_ = make_passes();
+}
+
+void RankRun::say_what_was_opened(const std::string& place) {
+  if (!place.empty()) report_.say(place);
   for (const Dataset* data : {inputs_.train.get(), inputs_.eval.get()}) {
     if (data && !data->remark().empty()) report_.say(data->remark());
   }
-  choose_start();
-  shard();
-  module().train();
 }
 
 // At this point, this run holds the lock of the folder.
 void RankRun::choose_start() {
-  start_at(agree_on_start(config_, *communicator_));
+  start_at(agree_on_start(config_, *groups_.world));
   if (!is_first()) return;
   try {
     remove_leftovers(config_.output.output_dir);
@@ -132,43 +144,37 @@ int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
     try {
       return checkpoints.load(*start_.checkpoint);
     } catch (const StepFailed& error) {
-      start_at(agree_on_start_instead(config_, *communicator_, *start_.checkpoint, error));
+      start_at(agree_on_start_instead(config_, *groups_.world, *start_.checkpoint, error));
     }
   }
 }
 
 void RankRun::shard() {
-  Options options = sharding_options(config_, module(), communicator_, device_);
-  const bool from_rank_0 = config_.sharding.sync_module_states && !start_.checkpoint;
-  if (from_rank_0 && inputs_.weights) read_on_rank_0(*inputs_.weights, module(), options);
-  options.sync_module_states = from_rank_0;
-  make_separate_parameters();
-  sharded_ = fully_shard(module(), options);
-  sharded_->diagnostics().verify_sharding();
+  parts_ = shard_parts(config_, inputs_, groups_, device_, start_.checkpoint.has_value());
+  for (const std::string& line : pipeline_lines(config_, inputs_, groups_, parts_)) report_.say(line);
   if (config_.sharding.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
   if (config_.sharding.offload_path) {
     report_.say("shards and optimizer state are in files in " + *config_.sharding.offload_path);
   }
-  if (!inputs_.weights || start_.checkpoint) return;
-  if (!from_rank_0) load_into_shards(*inputs_.weights, *sharded_);
-  load_buffers(*inputs_.weights, module());
 }
 
-void RankRun::make_separate_parameters() {
-  SeparateParameters* separate = inputs_.model->separate_parameters();
-  if (!separate) return;
-  std::optional<fs::path> folder;
-  if (inputs_.weights && !start_.checkpoint) folder = inputs_.weights->folder().path();
-  separate->make(communicator_, device_, folder);
+std::unique_ptr<StepPasses> RankRun::make_passes() const {
+  if (!inputs_.pipeline) {
+    return std::make_unique<WholePasses>(config_.steps, parts_.front().model, *parts_.front().sharded);
+  }
+  std::vector<TrainedStage> stages;
+  for (const ShardedPart& part : parts_) stages.push_back({part.stage, *part.model.staged(), part.sharded});
+  return std::make_unique<PipelinePasses>(config_.steps, *groups_.mesh, *inputs_.pipeline, stages,
+                                          PipelineOptions{parameters_, tied_parameters(inputs_)});
 }
 
 // Runs a forward to create the units: optimizer state cannot be loaded before they exist.
 void RankRun::make_automatic_units() {
   const at::NoGradGuard no_grad;
   inputs_.model->loss(inputs_.train->batch({0}).to(device_));
-  sharded_->cut_units();
+  first_part().cut_units();
 }
 
 void RankRun::save_config() const {
@@ -176,14 +182,14 @@ void RankRun::save_config() const {
 }
 
 RunEnd RankRun::train(const std::optional<PlannedFigures>& plan) {
-  TrainBatches batches(*inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
-                                        .rank = communicator_->rank(),
+  TrainBatches batches(*inputs_.train, {.global = global_batch_of(config_, groups_),
+                                        .rank = groups_.data->rank(),
                                         .shuffle = config_.data.shuffle,
                                         .seed = static_cast<uint64_t>(config_.steps.seed),
                                         .device = device_});
-  TrainingRun run(config_, *inputs_.model, *sharded_, batches);
-  RunCheckpoints checkpoints(
-      {config_, module(), *sharded_, batches, *inputs_.train, run, report_, communicator_, device_});
+  TrainingRun run(config_, *passes_, inputs_.model->separate_parameters(), batches);
+  RunCheckpoints checkpoints({config_, model_parts(parts_), tied_parameters(inputs_), batches, *inputs_.train, run,
+                              report_, groups_.world, device_});
   int64_t step = 0;
   if (start_.checkpoint) {
     if (config_.sharding.wrap_policy == UnitsBy::kAutoUnits) make_automatic_units();
@@ -197,7 +203,7 @@ RunEnd RankRun::train(const std::optional<PlannedFigures>& plan) {
 }
 
 MeasuredFigures RankRun::measured(const TrainingRun& run, const StepClock& clock) {
-  MeasuredFigures figures{.categories = sharded_->diagnostics().memory(),
+  MeasuredFigures figures{.categories = first_part().diagnostics().memory(),
                           .bytes = base::peak_allocated_bytes(device_).value_or(report_.peak_memory()),
                           .step_seconds = clock.seconds()};
   for (MemoryCategory& category : run.memory()) figures.categories.push_back(std::move(category));
@@ -205,7 +211,7 @@ MeasuredFigures RankRun::measured(const TrainingRun& run, const StepClock& clock
 }
 
 RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints, StepClock* clock) {
-  StepTrace trace(config_.trace, *sharded_, *communicator_, config_.steps.max_steps - begin,
+  StepTrace trace(config_.trace, sharded_of(parts_), *groups_.world, config_.steps.max_steps - begin,
                   [&run] { return run.memory(); });
   if (config_.trace.path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
   if (begin >= config_.steps.max_steps) {
@@ -214,9 +220,9 @@ RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& chec
   const auto take_step = [&] { return clock ? clock->timed([&] { return run.step(); }) : run.step(); };
   for (int64_t step = begin + 1; step <= config_.steps.max_steps; ++step) {
     trace.before_step(step - begin);
-    report_.after_step(step, explained(take_step, [&] { return run.memory(); }));
+    report_.after_step(step, explained(take_step, [&] { return run.memory(); }), *passes_);
     if (step == begin + 1 && config_.sharding.wrap_policy == UnitsBy::kAutoUnits) {
-      report_.say(c10::str("made ", sharded_->diagnostics().stats().units, " units from the execution order"));
+      report_.say(c10::str("made ", first_part().diagnostics().stats().units, " units from the execution order"));
     }
     if (const std::string text = trace.after_step(step - begin); !text.empty()) report_.say(text);
     if (checkpoints.after_step(step)) return RunEnd::kTerminated;
@@ -227,11 +233,17 @@ RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& chec
 }
 
 void RankRun::evaluate_model() {
-  sharded_->set_full_precision(config_.precision.full_precision_in_eval);
+  const auto set_full_precision = [&](bool on) {
+    for (const ShardedPart& part : parts_) part.sharded->set_full_precision(on);
+  };
+  set_full_precision(config_.precision.full_precision_in_eval);
   const double loss = explained(
-      [&] { return evaluate(*inputs_.model, *inputs_.eval, config_.data.eval_batch_size, *communicator_, device_); },
+      [&] {
+        return evaluate(*passes_, modules_of(parts_), *inputs_.eval, config_.data.eval_batch_size,
+                        {*groups_.world, *groups_.data}, device_);
+      },
       [] { return std::vector<MemoryCategory>{}; });
-  sharded_->set_full_precision(false);
+  set_full_precision(false);
   report_.after_evaluation(config_.steps.max_steps, loss);
 }
 
@@ -243,7 +255,7 @@ void RankRun::save_model() {
     options.tokenizer_source = inputs_.weights->folder().path();
     options.experts = inputs_.weights->expert_tensors();
   }
-  save_folder(path, inputs_.model_config, *inputs_.model, *sharded_, *communicator_, options);
+  save_folder(path, {inputs_.model_config, parts_, tied_parameters(inputs_)}, groups_, device_, options);
   report_.say("saved the model to " + path.string());
 }
 

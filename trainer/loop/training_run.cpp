@@ -1,8 +1,7 @@
 #include "loop/training_run.h"
 
-#include <ATen/ops/mul.h>
-
 #include <cmath>
+#include <utility>
 
 #include "optim/clip_scale.h"
 #include "optimizers/registry.h"
@@ -21,49 +20,64 @@ LrSchedule schedule_from(const Config& config, double learning_rate) {
   return {config.optimizer.lr_scheduler_type, learning_rate, config.optimizer.warmup_steps, config.steps.max_steps};
 }
 
+std::vector<at::Tensor> parameters_of(const StepPasses& passes) {
+  std::vector<at::Tensor> parameters;
+  for (ShardedModule* sharded : passes.sharded()) {
+    for (at::Tensor& parameter : sharded->parameters()) parameters.push_back(std::move(parameter));
+  }
+  return parameters;
+}
+
 }  // namespace
 
-TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches)
+TrainingRun::TrainingRun(const Config& config, StepPasses& passes, SeparateParameters* separate, TrainBatches& batches)
     : config_(config),
-      model_(model),
-      sharded_(sharded),
-      separate_(model.separate_parameters()),
+      passes_(passes),
+      separate_(separate),
       batches_(batches),
       schedule_(schedule_from(config, config.optimizer.learning_rate)),
-      optimizer_(optimizer_kind(config.optimizer).make(sharded.parameters(), config.optimizer)),
+      optimizer_(optimizer_kind(config.optimizer).make(parameters_of(passes_), config.optimizer)),
       scaler_(scaler_options(config.precision)) {
-  sharded.set_gradient_divide_factor(config.steps.gradient_divide_factor);
-  sharded.set_reductions_see_norm(true);
+  for (ShardedModule* sharded : passes_.sharded()) {
+    sharded->set_gradient_divide_factor(config.steps.gradient_divide_factor);
+  }
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
-  if (config.sharding.offload_path) optimizer_->after_each_part([&sharded] { sharded.page_out(); });
+  if (!config.sharding.offload_path) return;
+  optimizer_->after_each_part([this] {
+    for (ShardedModule* sharded : passes_.sharded()) sharded->page_out();
+  });
 }
 
 StepResult TrainingRun::step() {
   StepResult result;
   result.learning_rate = schedule_.at(updates_);
   if (scaler_.enabled()) result.loss_scale = scaler_.scale();
-  sharded_.zero_grad();
+  for (ShardedModule* sharded : passes_.sharded()) sharded->zero_grad();
   if (separate_) separate_->zero_grad();
-  result.loss = accumulate_gradients();
-  const auto traced = sharded_.tracing().range("optimizer");
-  result.grad_norm = unscaled_grad_norm();
+  result.loss = passes_.accumulate_gradients(batches_, scaler_);
+  ShardedModule& first = *passes_.sharded().front();
+  const auto traced = first.tracing().range("optimizer");
+  const StepPasses::GradientNorm gradients = grad_norm();
+  result.grad_norm = gradients.norm;
   optimizer_->set_learning_rate(result.learning_rate);
   const double clipping =
       config_.steps.clip_grad_norm > 0 ? optim::clip_scale(config_.steps.clip_grad_norm, result.grad_norm) : 1.0;
-  result.skipped = !scaler_.step(sharded_, [&] { update(clipping); });
+  result.skipped = !scaler_.step(first, [&] { update(clipping / gradients.scale); });
   scaler_.update();
   if (!result.skipped) ++updates_;
   return result;
 }
 
-double TrainingRun::unscaled_grad_norm() {
+StepPasses::GradientNorm TrainingRun::grad_norm() {
   const double separate = separate_ ? separate_->grad_norm() : 0.0;
-  return std::hypot(scaler_.unscaled_grad_norm(sharded_, !std::isfinite(separate)), separate / scaler_.scale());
+  StepPasses::GradientNorm gradients = passes_.grad_norm(scaler_, !std::isfinite(separate));
+  gradients.norm = std::hypot(gradients.norm, separate / scaler_.scale());
+  return gradients;
 }
 
-void TrainingRun::update(double clipping) {
-  const double gradient_scale = clipping / scaler_.scale();
-  sharded_.with_offloaded_memory([&] { optimizer_->step(gradient_scale); });
+void TrainingRun::update(double gradient_scale) {
+  // The optimizer's state lies in the files of the first part.
+  passes_.sharded().front()->with_offloaded_memory([&] { optimizer_->step(gradient_scale); });
   if (separate_) separate_->step(separate_schedule_->at(updates_), gradient_scale);
 }
 
@@ -87,30 +101,6 @@ std::vector<MemoryCategory> TrainingRun::memory() const {
   if (!separate_) return all;
   for (MemoryCategory& category : separate_->memory()) all.push_back(std::move(category));
   return all;
-}
-
-double TrainingRun::accumulate_gradients() {
-  const double share = 1.0 / static_cast<double>(config_.steps.gradient_accumulation_steps);
-  double loss_sum = 0;
-  for (int64_t pass = 0; pass < config_.steps.gradient_accumulation_steps; ++pass) {
-    const auto [batch, weight] = batches_.next();
-    const at::Tensor loss = forward(batch);
-    const auto traced = sharded_.tracing().range("backward");
-    sharded_.backward(scaler_.scale(loss * (share * weight)), backward_options(pass));
-    loss_sum += loss.item<double>() * weight;
-  }
-  return loss_sum * share;
-}
-
-at::Tensor TrainingRun::forward(const Batch& batch) {
-  const auto traced = sharded_.tracing().range("forward");
-  return model_.loss(batch);
-}
-
-BackwardOptions TrainingRun::backward_options(int64_t pass) const {
-  const bool is_last = pass + 1 == config_.steps.gradient_accumulation_steps;
-  return {.requires_gradient_sync = is_last || config_.steps.sync_each_batch,
-          .requires_all_reduce = is_last || config_.steps.all_reduce_each_batch};
 }
 
 }  // namespace fsdp::trainer

@@ -10,6 +10,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
 #include "loop/lr_schedule.h"
+#include "loop/step_passes.h"
 #include "optim/optimizer.h"
 #include "tasks/trained_model.h"
 
@@ -17,7 +18,9 @@ namespace fsdp::trainer {
 
 // The results of one optimizer step.
 struct StepResult {
-  double loss = 0;       // this rank's part: its mean over ranks is the mean over the global batch
+  // This rank's part: its mean over the ranks that have one is the mean over the global batch. Only ranks of a pipeline
+  // without the last stage have none.
+  std::optional<double> loss = std::nullopt;
   double grad_norm = 0;  // over all ranks, before clipping
   double learning_rate = 0;
   std::optional<double> loss_scale = std::nullopt;  // used by this step; only with fp16
@@ -27,11 +30,11 @@ struct StepResult {
 // Runs optimizer steps on a sharded model. Collective: all ranks run the same steps.
 class TrainingRun {
  public:
-  // All arguments must outlive this object.
-  TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
+  // Trains what `passes` run through. `separate`: null if the model has none. All arguments must outlive this object.
+  TrainingRun(const Config& config, StepPasses& passes, SeparateParameters* separate, TrainBatches& batches);
 
-  // Runs the next step: forward and backward for each batch of the accumulation, unscaling, clipping, and the
-  // optimizers of the shards and of separate parameters.
+  // Runs the next step: the passes of each batch of the accumulation, unscaling, clipping, and the optimizers of the
+  // shards and of separate parameters.
   StepResult step();
 
   // The state that a checkpoint stores in addition to the optimizer's state.
@@ -48,21 +51,17 @@ class TrainingRun {
   // Returns state that refers to this object, which must outlive it.
   std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_->named_state(); }
 
-  // Returns the memory that this object holds in addition to that of `sharded`.
+  // Returns the memory that this object holds in addition to that of the sharded model.
   std::vector<MemoryCategory> memory() const;
 
  private:
-  double accumulate_gradients();
   // Returns the norm of the unscaled gradients of all parameters. Collective.
-  double unscaled_grad_norm();
-  // Runs the optimizers of the shards and of separate parameters.
-  void update(double clipping);
-  at::Tensor forward(const Batch& batch);
-  BackwardOptions backward_options(int64_t pass) const;
+  StepPasses::GradientNorm grad_norm();
+  // Runs the optimizers of the shards and of separate parameters with `gradient_scale` times the gradients.
+  void update(double gradient_scale);
 
   const Config& config_;
-  const TrainedModel& model_;
-  ShardedModule& sharded_;
+  StepPasses& passes_;
   SeparateParameters* separate_;  // null: the model has none
   TrainBatches& batches_;
   LrSchedule schedule_;

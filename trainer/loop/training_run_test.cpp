@@ -13,6 +13,7 @@
 #include "config/errors.h"
 #include "fsdp/backends.h"
 #include "loop/evaluation.h"
+#include "loop/whole_passes.h"
 #include "models/registry.h"
 #include "saving/checkpoint_policy.h"
 #include "setup/model_io.h"
@@ -363,7 +364,8 @@ TEST(TrainingRun, WrapClassesMakeUnits) {
 }
 
 TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
-  const auto make = [] { return make_trained_model(make_tiny_llama(true, kModelSeed), base_config()); };
+  const Config config = base_config();
+  const auto make = [&] { return make_trained_model(make_tiny_llama(true, kModelSeed), config); };
   const auto plain = make();
   const auto dataset = plain->open_dataset({.text = "dummy:7", .role = DatasetRole::kEval, .seed = 42});
   double expected = 0;
@@ -375,8 +377,9 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
     testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
       const auto rank = static_cast<size_t>(communicator->rank());
       models::PretrainedModel& module = models[rank]->module();
-      const auto handle = fully_shard(module, sharding_options(base_config(), module, communicator));
-      losses[rank] = evaluate(*models[rank], *dataset, 2, *communicator);
+      const auto handle = fully_shard(module, sharding_options(config, module, communicator));
+      WholePasses passes(config.steps, *models[rank], *handle);
+      losses[rank] = evaluate(passes, {&module}, *dataset, 2, {*communicator, *communicator});
       EXPECT_TRUE(module.is_training());
     });
     for (double loss : losses) {

@@ -25,16 +25,16 @@ void print_line(const std::string& text) {
 
 }  // namespace
 
-void report_failure(int rank, const std::string& message) {
+void report_failure(int rank, int world_size, const std::string& message) {
   const std::string name = "rank " + std::to_string(rank);
   // Such as "rank 1 cannot finish its all-gather …" or "rank 0: shared memory …", which other ranks pass on.
   const bool named = message.starts_with(name + " ") || message.starts_with(name + ":");
-  print_line((named ? "" : name + ": ") + message);
+  print_line((world_size == 1 ? kErrorPrefix : named ? "" : name + ": ") + message);
   record_failure(message);
 }
 
 void report_failure_of_all(Communicator& ranks, int local_rank, const std::string& message) {
-  if (local_rank == 0) print_line((ranks.size() == 1 ? "rank 0: " : "all ranks: ") + message);
+  if (local_rank == 0) print_line((ranks.size() == 1 ? kErrorPrefix : "all ranks: ") + message);
   try {
     ranks.barrier({.name = "failure_report"});
   } catch (const std::exception&) {

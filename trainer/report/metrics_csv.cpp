@@ -58,6 +58,7 @@ const std::vector<std::string>& csv_columns() {
                                                    "peak_memory_bytes",
                                                    "mapped_file_bytes",
                                                    "peak_device_memory_bytes",
+                                                   "pipeline_bubble",
                                                    "loss_scale",
                                                    "skipped",
                                                    "skipped_steps"};

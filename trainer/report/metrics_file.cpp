@@ -66,6 +66,7 @@ nlohmann::ordered_json metrics_line(const StepMetrics& metrics) {
   line["peak_memory_bytes"] = metrics.peak_memory_bytes;
   line["mapped_file_bytes"] = metrics.mapped_file_bytes;
   if (metrics.peak_device_memory_bytes) line["peak_device_memory_bytes"] = *metrics.peak_device_memory_bytes;
+  if (metrics.pipeline_bubble) line["pipeline_bubble"] = *metrics.pipeline_bubble;
   if (const auto& scaling = metrics.loss_scaling) {
     line.update(
         {{"loss_scale", scaling->scale}, {"skipped", scaling->skipped}, {"skipped_steps", scaling->skipped_steps}});

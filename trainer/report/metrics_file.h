@@ -25,6 +25,9 @@ struct StepMetrics {
   int64_t mapped_file_bytes = 0;  // peak of ProcessMemory::mapped, the largest over ranks
   // On GPUs only: peak memory of tensors on a GPU, the largest over ranks.
   std::optional<int64_t> peak_device_memory_bytes = std::nullopt;
+  // With a pipeline only: the share of the step, from 0 to 1, in which a rank of the pipeline ran no pass, on average
+  // over the ranks of a pipeline.
+  std::optional<double> pipeline_bubble = std::nullopt;
   // With fp16 only.
   struct LossScaling {
     double scale = 1;           // that the step used

@@ -89,6 +89,7 @@ const StepMetrics kEverything{
     .peak_memory_bytes = 1000,
     .mapped_file_bytes = 1500,
     .peak_device_memory_bytes = 2000,
+    .pipeline_bubble = 0.25,
     .loss_scaling = StepMetrics::LossScaling{.scale = 8, .skipped = true, .skipped_steps = 1}};
 
 TEST(MetricsCsv, HasAColumnForEveryKey) {
@@ -113,11 +114,13 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
   EXPECT_EQ(rows_of(folder.read("metrics.csv")).size(), 1);
   outputs.write(kEverything);
   outputs.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
-  EXPECT_THAT(rows_of(folder.read("metrics.csv")),
-              ElementsAre("step,loss,eval_loss,grad_norm,learning_rate,samples_per_second,tokens_per_second,tflops,"
-                          "hardware_tflops,peak_memory_bytes,mapped_file_bytes,peak_device_memory_bytes,loss_scale,"
-                          "skipped,skipped_steps",
-                          "3,2.5,,nan,5e-05,101.5,812.5,0.5,0.625,1000,1500,2000,8.0,true,1", "3,,2.75,,,,,,,,,,,,"));
+  EXPECT_THAT(
+      rows_of(folder.read("metrics.csv")),
+      ElementsAre(
+          "step,loss,eval_loss,grad_norm,learning_rate,samples_per_second,tokens_per_second,tflops,"
+          "hardware_tflops,peak_memory_bytes,mapped_file_bytes,peak_device_memory_bytes,pipeline_bubble,loss_scale,"
+          "skipped,skipped_steps",
+          "3,2.5,,nan,5e-05,101.5,812.5,0.5,0.625,1000,1500,2000,0.25,8.0,true,1", "3,,2.75,,,,,,,,,,,,,"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs")));
 }
 
@@ -130,7 +133,7 @@ TEST(MetricsOutputs, CsvContinuesFromMetricsJsonl) {
   outputs.start(2);
   outputs.write(kEverything);
   EXPECT_THAT(rows_of(folder.read("metrics.csv")),
-              ElementsAre(HasSubstr("step,"), "1,1,,,,,,,,,,,,,", "2,1,,,,,,,,,,,,,", HasSubstr("3,2.5,")));
+              ElementsAre(HasSubstr("step,"), "1,1,,,,,,,,,,,,,,", "2,1,,,,,,,,,,,,,,", HasSubstr("3,2.5,")));
 }
 
 TEST(MetricsOutputs, NothingButMetricsJsonlUnlessAsked) {

@@ -221,18 +221,24 @@ TEST(ProcessMemory, FreedMemoryIsKept) {
 
 TEST(FailureReport, NamesTheRankOnce) {
   ::testing::internal::CaptureStderr();
-  report_failure(1, "rank 1 cannot finish");
-  report_failure(1, "rank 12 is lost");
-  report_failure(1, "rank 1: no memory");
+  report_failure(1, 13, "rank 1 cannot finish");
+  report_failure(1, 13, "rank 12 is lost");
+  report_failure(1, 13, "rank 1: no memory");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "rank 1 cannot finish\nrank 1: rank 12 is lost\nrank 1: no memory\n");
+}
+
+TEST(FailureReport, OfAProcessAloneNamesTheProgram) {
+  ::testing::internal::CaptureStderr();
+  report_failure(0, 1, "no memory");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "fsdp: error: no memory\n");
 }
 
 TEST(FailureReport, IsWrittenToStderrAndForTorchrun) {
   testing::TemporaryFolder folder;
   setenv("TORCHELASTIC_ERROR_FILE", folder.path("error.json").c_str(), 1);
   ::testing::internal::CaptureStderr();
-  report_failure(2, "no memory \xff");
+  report_failure(2, 3, "no memory \xff");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rank 2: no memory \xff\n");
   unsetenv("TORCHELASTIC_ERROR_FILE");
   const auto record = nlohmann::json::parse(folder.read("error.json"))["message"];

@@ -65,6 +65,7 @@ std::vector<Number> numbers() {
           {"Peak memory of a process", most("peak_memory_bytes"), bytes_text},
           {"Mapped files in its memory", most("mapped_file_bytes"), bytes_text},
           {"Peak memory of tensors on a GPU", most("peak_device_memory_bytes"), bytes_text},
+          {"Median bubble of the pipeline", middle("pipeline_bubble"), number_text},
           {"Skipped steps", last("skipped_steps"), number_text}};
 }
 

@@ -32,6 +32,7 @@ constexpr Kind kKinds[] = {
     {"peak_memory_bytes", "Peak memory of a process, of the rank that needs the most", "bytes", true},
     {"mapped_file_bytes", "Mapped files in the memory of a process, of the rank with the most", "bytes", true},
     {"peak_device_memory_bytes", "Peak memory of tensors on a GPU, of the rank that needs the most", "bytes", true},
+    {"pipeline_bubble", "Share of the step in which ranks of the pipeline wait", "", true},
     {"loss_scale", "Loss scale", "", false},
 };
 

@@ -31,10 +31,8 @@ RunCheckpoints::RunCheckpoints(const RunParts& parts)
 }
 
 state::TrainingState RunCheckpoints::state() const {
-  return {.model = parts_.sharded,
-          .module = parts_.model,
-          .optimizer = optimizer_.get(),
-          .split = parts_.run.split_tensors()};
+  return {
+      .parts = parts_.model, .optimizer = optimizer_.get(), .split = parts_.run.split_tensors(), .tied = parts_.tied};
 }
 
 // ---------------------------------------------------------------- loading

@@ -23,8 +23,8 @@ namespace fsdp::trainer {
 // The parts of a run on this rank that a checkpoint is made of.
 struct RunParts {
   const Config& config;
-  torch::nn::Module& model;
-  ShardedModule& sharded;
+  state::ModelParts model;
+  std::vector<std::string> tied;  // parameters of which two of its parts have a copy
   TrainBatches& batches;
   const Dataset& dataset;
   TrainingRun& run;

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
 #include "optimizers/registry.h"
 #include "setup/distinct_parameters.h"
 
@@ -31,12 +32,13 @@ Sizes sizes_of(const models::PretrainedModel& model) {
 
 int64_t bytes_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-// Returns how many copies of the whole model all ranks of one host hold together.
-double copies_on_host(const ShardingConfig& sharding, const HostRanks& ranks) {
-  const auto local = static_cast<double>(ranks.local);
-  if (sharding.strategy == ShardingStrategy::kNoShard) return local;
-  if (!is_hybrid(sharding.strategy)) return local / static_cast<double>(ranks.world);
-  return sharding.factor ? local / static_cast<double>(*sharding.factor) : 1.0;
+// Returns how many copies of the whole model all ranks of one host hold together, with stages of equal size.
+double copies_on_host(const Config& config, const HostRanks& ranks) {
+  const ParallelDegrees degrees = parallel_degrees(config, ranks.world);
+  const auto local = static_cast<double>(ranks.local), stages = static_cast<double>(degrees.pipeline);
+  if (config.sharding.strategy == ShardingStrategy::kNoShard) return local / stages;
+  if (!is_hybrid(config.sharding.strategy)) return local / static_cast<double>(ranks.world);
+  return degrees.shard_group ? local / static_cast<double>(*degrees.shard_group) / stages : 1.0;
 }
 
 bool holds_state_on_host(const ShardingConfig& sharding, const HostRanks& ranks) {
@@ -75,7 +77,7 @@ MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& mo
   MemoryNeeds needs;
   if (!holds_state_on_host(config.sharding, ranks)) return needs;
   const Sizes sizes = sizes_of(model);
-  const double elements = static_cast<double>(sizes.parameters) * copies_on_host(config.sharding, ranks);
+  const double elements = static_cast<double>(sizes.parameters) * copies_on_host(config, ranks);
   const auto held = [&](int64_t bytes) { return static_cast<int64_t>(elements * static_cast<double>(bytes)); };
   const int64_t master = bytes_of(config.precision.master_dtype);
   const c10::ScalarType reduce_dtype = config.precision.reduce_dtype.value_or(config.precision.dtype);

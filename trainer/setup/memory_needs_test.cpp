@@ -23,8 +23,10 @@ class MemoryNeedsTest : public ::testing::Test {
     config_.data.dataset = "dummy:64";
     config_.data.max_seq_length = 8;
   }
-  MemoryNeeds needs(const HostRanks& ranks) { return memory_needs(config_, inputs().model->module(), ranks); }
-  TrainingInputs inputs() const { return open_training_inputs(config_, 1); }
+  MemoryNeeds needs(const HostRanks& ranks) {
+    return memory_needs(config_, inputs(ranks.world).model->module(), ranks);
+  }
+  TrainingInputs inputs(int64_t world_size = 1) const { return open_training_inputs(config_, world_size); }
   std::string error(int64_t bytes, const HostRanks& ranks = {}) const {
     const TrainingInputs opened = inputs();
     return testing::error_of([&] {
@@ -54,6 +56,9 @@ TEST_F(MemoryNeedsTest, CountsStatesByDtypeAndStrategy) {
   EXPECT_EQ(needs({.local = 2, .world = 8}).parameters, 4 * n) << "a copy on each host";
   config_.sharding.factor = 4;
   EXPECT_EQ(needs({.local = 8, .world = 8}).parameters, 8 * n);
+  config_.parallelism.pipeline_degree = 2;
+  EXPECT_EQ(needs({.local = 8, .world = 8}).parameters, 4 * n) << "each stage is half of the model";
+  config_.parallelism.pipeline_degree = 1;
   config_.precision.master_dtype = c10::kBFloat16;
   EXPECT_EQ(needs({.local = 8, .world = 8}).optimizer_state, 8 * n);
   EXPECT_EQ(needs({.local = 8, .world = 8}).gathered, 0) << "shards are what is gathered";

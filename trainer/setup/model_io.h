@@ -1,14 +1,10 @@
-// Loads weights from a Hugging Face folder into shards, and saves them.
+// Loads weights from a Hugging Face folder into shards.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "formats/hugging_face/hf_folder_writer.h"
 #include "fsdp/fully_shard.h"
 #include "models/pretrained.h"
-#include "tasks/trained_model.h"
 
 namespace fsdp::trainer {
 
@@ -26,11 +22,5 @@ void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Mod
 // reads whole parameters, one unit at a time, and sends them to the other ranks. `weights` must outlive the call of
 // fully_shard.
 void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
-
-// Writes `path`, a Hugging Face folder with this config.json, the weights of `model`, gathered one unit at a time, in
-// the dtype of the shards, and its buffers. Collective over `ranks`: rank 0 writes; every rank writes its own files of
-// separate parameters, so all ranks must be able to access the folder.
-void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const TrainedModel& model,
-                 ShardedModule& sharded, Communicator& ranks, const formats::HfFolderWriterOptions& options);
 
 }  // namespace fsdp::trainer

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
 #include "fsdp/wrap_policy.h"
 #include "setup/transformer_policy.h"
 
@@ -81,8 +82,9 @@ Options sharding_options(const Config& config, const models::PretrainedModel& mo
                          std::shared_ptr<Communicator> communicator, c10::Device device) {
   const ShardingConfig& sharding = config.sharding;
   Options options;
-  if (communicator && sharding.factor && is_hybrid(sharding.strategy)) {
-    options.mesh = make_mesh(communicator, static_cast<int>(*sharding.factor));
+  if (communicator && is_hybrid(sharding.strategy)) {
+    const auto group = parallel_degrees(config, communicator->size()).shard_group;
+    if (group) options.mesh = make_mesh(communicator, static_cast<int>(*group));
   }
   options.communicator = std::move(communicator);
   options.use_orig_params = sharding.use_orig_params;

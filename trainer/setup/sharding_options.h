@@ -14,8 +14,9 @@ namespace fsdp::trainer {
 
 // Returns the options for sharding `model`, which has parameters of master_dtype without memory, over ranks on
 // `device`. Throws a ConfigError if no module of the model has a class named in wrap_classes or full_precision_classes;
-// the error lists the model's classes. Collective with a hybrid strategy and a sharding_factor, because groups of ranks
-// are created then; `communicator` may be null to check the config only.
+// the error lists the model's classes. Collective with a hybrid strategy and a number of ranks that share one copy,
+// because groups of ranks are created then; `communicator` is null to check the config only, and for the stages of a
+// pipeline, whose mesh the caller adds.
 Options sharding_options(const Config& config, const models::PretrainedModel& model,
                          std::shared_ptr<Communicator> communicator, c10::Device device = c10::kCPU);
 

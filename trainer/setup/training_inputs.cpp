@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
 #include "data/batches.h"
 #include "fsdp/deferred_init.h"
 #include "models/presets.h"
@@ -35,11 +36,13 @@ struct OpenedModel {
   std::optional<models::PretrainedWeights> weights = std::nullopt;
 };
 
+std::shared_ptr<PretrainedModel> without_memory(const formats::HfFolder& folder, const Config& config) {
+  return models::make_uninitialized<PretrainedModel>(folder.config(), parameter_options(config.precision, c10::kMeta));
+}
+
 OpenedModel open_pretrained(const Config& config) {
   formats::HfFolder folder(*config.model.path);
-  OpenedModel opened{.config = models::with_class_of_model(folder.config()),
-                     .model = models::make_uninitialized<PretrainedModel>(
-                         folder.config(), parameter_options(config.precision, c10::kMeta))};
+  OpenedModel opened{.config = models::with_class_of_model(folder.config()), .model = without_memory(folder, config)};
   opened.weights.emplace(std::move(folder), *opened.model);
   return opened;
 }
@@ -62,6 +65,19 @@ OpenedModel begin_anew(const Config& config) {
   return opened;
 }
 
+std::unique_ptr<TrainedModel> trained_model(const std::shared_ptr<PretrainedModel>& model, const Config& config) {
+  model->set_activation_checkpointing(checkpoint_policy(config.model));
+  return make_trained_model(model, config);
+}
+
+// All copies record the same initial values, because each seeds the generators.
+void open_more_models(const Config& config, const PipelineLayout& pipeline, TrainingInputs& inputs) {
+  for (int i = 1; i < pipeline.stages_per_rank(); ++i) {
+    const auto model = inputs.weights ? without_memory(inputs.weights->folder(), config) : begin_anew(config).model;
+    inputs.more_models.push_back(trained_model(model, config));
+  }
+}
+
 }  // namespace
 
 std::filesystem::path final_folder(const OutputConfig& output) {
@@ -71,18 +87,20 @@ std::filesystem::path final_folder(const OutputConfig& output) {
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   OpenedModel opened = config.model.path ? open_pretrained(config) : begin_anew(config);
   sharding_options(config, *opened.model, /*communicator=*/nullptr);
-  opened.model->set_activation_checkpointing(checkpoint_policy(config.model));
   TrainingInputs inputs{.model_config = std::move(opened.config),
                         .weights = std::move(opened.weights),
-                        .model = make_trained_model(opened.model, config),
+                        .model = trained_model(opened.model, config),
                         .train = nullptr,
                         .eval = nullptr};
+  inputs.pipeline = pipeline_layout(config, *inputs.model);
+  if (inputs.pipeline) open_more_models(config, *inputs.pipeline, inputs);
   const auto open = [&](const std::string& text, DatasetRole role) {
     return inputs.model->open_dataset({.text = text, .role = role, .seed = static_cast<uint64_t>(config.steps.seed)});
   };
   inputs.train = open(config.data.dataset, DatasetRole::kTrain);
-  GlobalBatch{config.data.train_batch_size, world_size, config.steps.gradient_accumulation_steps}.check_fits(
-      *inputs.train);
+  GlobalBatch{config.data.train_batch_size, parallel_degrees(config, world_size).data,
+              config.steps.gradient_accumulation_steps}
+      .check_fits(*inputs.train);
   if (config.output.do_eval) inputs.eval = open(config.data.eval_dataset.value(), DatasetRole::kEval);
   if (config.output.save_final) check_can_save(final_folder(config.output));
   return inputs;

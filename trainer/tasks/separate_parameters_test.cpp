@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "loop/whole_passes.h"
 #include "models/testing/small_models.h"
 #include "setup/sharding_options.h"
 #include "support/ranks/thread_ranks.h"
@@ -66,7 +67,8 @@ void run(const Config& config, std::vector<double> norms,
     const auto sharded = fully_shard(*module, sharding_options(config, *module, communicator));
     const auto data = model.open_dataset({.text = "dummy:8"});
     TrainBatches batches(*data, {.global = {2, 2, 1}, .rank = communicator->rank()});
-    TrainingRun training(config, model, *sharded, batches);
+    WholePasses passes(config.steps, model, *sharded);
+    TrainingRun training(config, passes, &separate, batches);
     std::vector<StepResult> steps;
     for (size_t step = 0; step < norms.size(); ++step) steps.push_back(training.step());
     EXPECT_EQ(separate.steps, static_cast<int>(norms.size()));

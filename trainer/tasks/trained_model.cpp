@@ -37,6 +37,7 @@ class TrainedCausalLM : public TrainedKind<models::CausalLM> {
     return std::make_unique<TokenDataset>(open_tokens(spec, length_, model().vocab_size()), length_);
   }
   at::Tensor loss(const Batch& batch) const override { return model().forward(batch.inputs, batch.labels).loss; }
+  models::StagedLM* staged() const override { return dynamic_cast<models::StagedLM*>(&model()); }
   SampleWork sample_work(const Batch& /*batch*/) const override {
     const auto tokens = static_cast<double>(length_);
     return {.tokens = length_,

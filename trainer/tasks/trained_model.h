@@ -11,6 +11,7 @@
 #include "data/dataset.h"
 #include "data/dataset_spec.h"
 #include "models/pretrained_model.h"
+#include "models/staged_lm.h"
 #include "tasks/separate_parameters.h"
 
 namespace fsdp::trainer {
@@ -35,6 +36,8 @@ class TrainedModel {
   virtual SampleWork sample_work(const Batch& batch) const = 0;
   // Returns the parameters that fully_shard does not manage, or null if the model has none.
   virtual SeparateParameters* separate_parameters() const { return nullptr; }
+  // Returns the model as one that can be cut into the stages of a pipeline, or null if it cannot be.
+  virtual models::StagedLM* staged() const { return nullptr; }
 };
 
 // Wraps `model`, which must be a causal or sequence-to-sequence language model, an image classifier or a model of

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "loop/whole_passes.h"
 #include "models/tabular_model.h"
 #include "setup/distinct_parameters.h"
 #include "setup/sharding_options.h"
@@ -177,10 +178,11 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
     const auto handle = fully_shard(model->module(), sharding_options(config, model->module(), communicator));
     const auto dataset = training_data(*model, config, subject);
     TrainBatches batches = batches_of(config, *dataset, communicator->rank(), world_size);
-    TrainingRun run(config, *model, *handle, batches);
+    WholePasses passes(config.steps, *model, *handle);
+    TrainingRun run(config, passes, model->separate_parameters(), batches);
     for (int64_t step = 0; step < config.steps.max_steps; ++step) {
       const StepResult result = run.step();
-      ranks[rank].losses.push_back(result.loss);
+      ranks[rank].losses.push_back(result.loss.value());
       ranks[rank].grad_norms.push_back(result.grad_norm);
       ranks[rank].steps.push_back(result);
     }

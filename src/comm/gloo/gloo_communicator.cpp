@@ -100,7 +100,8 @@ class GlooCommunicator final : public Communicator, public Failable {
     check_message(tensor, to, rank(), size(), "send", id);
     check_on_host(tensor, "message", id);
     const auto use = advancing_->use();
-    check_complete();
+    check_not_failed();
+    check_present(*this, to);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     return messages_->send(tensor, to, id);
   }

@@ -162,7 +162,8 @@ class NcclCommunicator final : public Communicator {
 
   // `comparison`: this rank's side of the comparison of a message by the hosts, or null. `enqueue`: see issue().
   template <typename Enqueue>
-  std::unique_ptr<Work> issue_message(const CollectiveId& id, std::unique_ptr<Work> comparison, Enqueue enqueue);
+  std::unique_ptr<Work> issue_message(const CollectiveId& id, int peer, std::unique_ptr<Work> comparison,
+                                      Enqueue enqueue);
   bool compares() const { return group().setup().options.compare_every_collective; }
 
   std::shared_ptr<NcclContext> context_;
@@ -343,11 +344,11 @@ class NcclMessageWork final : public Work {
 };
 
 template <typename Enqueue>
-std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, std::unique_ptr<Work> comparison,
-                                                      Enqueue enqueue) {
+std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, int peer,
+                                                      std::unique_ptr<Work> comparison, Enqueue enqueue) {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   const NcclSubject subject{to_string(CollectiveKind::kMessage), id};
-  group().check_complete(subject);
+  group().check_present(subject, peer);
   group().call(subject, enqueue);
   return std::make_unique<NcclMessageWork>(context_, id, std::move(comparison));
 }
@@ -359,7 +360,7 @@ std::unique_ptr<Work> NcclCommunicator::send(at::Tensor tensor, int to, const Co
   sent_.add(to, tensor.nbytes());
   // The receiver compares, so this rank has nothing to wait for.
   if (compares()) context_->host->send(at::empty({0}, at::kByte), to, with_shape(id, tensor));
-  return issue_message(id, nullptr, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+  return issue_message(id, to, nullptr, [&](const NcclLibrary& nccl, ncclComm_t comm) {
     Parcels parcels{std::vector<at::Tensor>(static_cast<size_t>(size()), tensor.new_empty({0})), {}};
     parcels.outputs = parcels.inputs;
     parcels.inputs[static_cast<size_t>(to)] = tensor;
@@ -373,7 +374,7 @@ std::unique_ptr<Work> NcclCommunicator::recv(at::Tensor output, int from, const 
   group().check({"message", id});
   auto comparison =
       compares() ? context_->host->recv(at::empty({0}, at::kByte), from, with_shape(id, output)) : nullptr;
-  return issue_message(id, std::move(comparison), [&](const NcclLibrary& nccl, ncclComm_t comm) {
+  return issue_message(id, from, std::move(comparison), [&](const NcclLibrary& nccl, ncclComm_t comm) {
     Parcels parcels{std::vector<at::Tensor>(static_cast<size_t>(size()), output.new_empty({0})), {}};
     parcels.outputs = parcels.inputs;
     parcels.outputs[static_cast<size_t>(from)] = output;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "base/interruption.h"
@@ -124,7 +125,21 @@ void NcclGroup::check(const NcclSubject& subject) {
 }
 
 void NcclGroup::check_complete(const NcclSubject& subject) {
-  if (auto loss = loss_of_others()) fail_with({loss->kind, who(subject) + loss->reason});
+  fail_if(subject, [this] { check_group_complete(*host_); });
+}
+
+void NcclGroup::check_present(const NcclSubject& subject, int rank) {
+  fail_if(subject, [&] { comm::check_present(*host_, rank); });
+}
+
+void NcclGroup::fail_if(const NcclSubject& subject, const std::function<void()>& check) {
+  std::optional<Failure> loss;
+  try {
+    check();
+  } catch (const std::exception& error) {
+    loss = Failure::of(error);
+  }
+  if (loss) fail_with({loss->kind, who(subject) + loss->reason});
 }
 
 // A non-blocking communicator returns ncclInProgress until it is done.
@@ -160,15 +175,6 @@ void NcclGroup::await_reasons(const NcclSubject& subject) {
     check_complete(subject);
     std::this_thread::sleep_for(kPollingInterval);
   }
-}
-
-std::optional<Failure> NcclGroup::loss_of_others() const {
-  try {
-    check_group_complete(*host_);
-  } catch (const std::exception& error) {
-    return Failure::of(error);
-  }
-  return std::nullopt;
 }
 
 void NcclGroup::fail_late(const NcclSubject& subject) {

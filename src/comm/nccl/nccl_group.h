@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,6 +59,8 @@ class NcclGroup {
   // Throws if another rank has failed or left. What is in flight may still succeed, because that rank may already have
   // done its part.
   void check_complete(const NcclSubject& subject);
+  // Throws if this one of the other ranks has.
+  void check_present(const NcclSubject& subject, int rank);
 
   // Aborts the communicator and marks the groups of this family as failed on all ranks. All later calls throw the
   // error of this failure.
@@ -77,8 +80,9 @@ class NcclGroup {
   [[noreturn]] void fail_late(const NcclSubject& subject);
   [[noreturn]] void fail_interrupted(const NcclSubject& subject);
   [[noreturn]] void fail_with(const Failure& failure);
+  // Fails with the error of a check of the hosts, if it throws.
+  void fail_if(const NcclSubject& subject, const std::function<void()>& check);
   void await_reasons(const NcclSubject& subject);
-  std::optional<Failure> loss_of_others() const;
   std::string who(const NcclSubject& subject) const;
   void abort();
   void drain() noexcept;

@@ -130,7 +130,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     check_message(tensor, to, rank(), size(), "send", id);
     check_on_host(tensor, "message", id);
     check_not_failed();
-    check_complete();
+    check_present(*this, to);
     const auto use = advancing_->use();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add(to, tensor.nbytes());
@@ -278,8 +278,9 @@ void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
           c10::str(waits(), ": it was interrupted while rank ", world_rank(peer), " reads it")});
   }
   if (waited < timeout()) return;
-  fail({Failure::Kind::kRankLate, c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
-                                           std::chrono::duration<double>(waited).count(), " s")});
+  const auto seconds = [](ShmContext::Clock::duration time) { return std::chrono::duration<double>(time).count(); };
+  fail({Failure::Kind::kRankLate, c10::str(waits(), ": rank ", world_rank(peer), " is late; waited ", seconds(waited),
+                                           " s (timeout ", seconds(timeout()), " s) for it to read the part")});
 }
 
 void ShmCommunicator::fail(const Failure& failure) const {

@@ -63,28 +63,37 @@ DecoderModelImpl::DecoderModelImpl(const DecoderConfig& config, const at::Tensor
 }
 
 at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
-  const at::Tensor embedded = embed_tokens_(input_ids);
+  const at::Tensor embedded = kept(embed_tokens_, "embed_tokens")(input_ids);
   if (embedding_multiplier_ == 1.0) return embedded;
   if (!rounds_embedding_multiplier_) return embedded * embedding_multiplier_;
   const at::Tensor rounded = at::scalar_tensor(embedding_multiplier_, at::kFloat).to(embedded.scalar_type());
   return embedded * rounded.item<double>();
 }
 
-DecoderModelImpl::Output DecoderModelImpl::forward(const at::Tensor& input_ids) {
-  at::Tensor hidden_states = embed(input_ids);
+StagedLM::Activations DecoderModelImpl::run_layers(StagedLM::Activations activations, int64_t begin, int64_t end) {
+  at::Tensor hidden_states = std::move(activations.at(0));
   std::vector<RotaryFactors> factors;
   for (const RopeConfig& rope : ropes_) {
-    factors.push_back(rotary_factors(rope, input_ids.size(1), hidden_states.options().requires_grad(false)));
+    factors.push_back(rotary_factors(rope, hidden_states.size(1), hidden_states.options().requires_grad(false)));
   }
-  std::vector<at::Tensor> router_logits;
-  for (size_t i = 0; i < layers_->size(); ++i) {
-    const RotaryFactors rotary = rope_of_layer_[i] ? factors.at(*rope_of_layer_[i]) : RotaryFactors();
-    at::Tensor of_layer;
-    std::tie(hidden_states, of_layer) =
-        checkpointing_.forward(static_cast<int64_t>(i), layers_->ptr<DecoderLayerImpl>(i), hidden_states, rotary);
-    if (of_layer.defined()) router_logits.push_back(of_layer);
+  for (int64_t i = begin; i < end; ++i) {
+    const auto index = static_cast<size_t>(i);
+    const RotaryFactors rotary = rope_of_layer_[index] ? factors.at(*rope_of_layer_[index]) : RotaryFactors();
+    at::Tensor router_logits;
+    std::tie(hidden_states, router_logits) =
+        checkpointing_.forward(i, kept_block<DecoderLayerImpl>(layers_, i), hidden_states, rotary);
+    if (router_logits.defined()) activations.push_back(router_logits);
   }
-  return {norm_(hidden_states), router_logits};
+  activations[0] = std::move(hidden_states);
+  return activations;
+}
+
+at::Tensor DecoderModelImpl::norm(const at::Tensor& hidden_states) { return kept(norm_, "norm")(hidden_states); }
+
+void DecoderModelImpl::keep(const StagePart& part, bool is_tied) {
+  layers_ = keep_entries(*this, "layers", layers_, part.begin, part.end);
+  if (!part.has_embedding(is_tied)) drop(*this, "embed_tokens", embed_tokens_);
+  if (!part.is_last) drop(*this, "norm", norm_);
 }
 
 DecoderForCausalLMImpl::DecoderForCausalLMImpl(const DecoderConfig& config, const at::TensorOptions& options)
@@ -105,14 +114,27 @@ FolderNames DecoderForCausalLMImpl::folder_names() const {
 
 LanguageModelOutput DecoderForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens(config_.model_type.c_str(), input_ids, labels);
-  const DecoderModelImpl::Output decoded = model_(input_ids);
-  LanguageModelOutput output = predict(lm_head_, decoded.hidden_states, next_token_labels(labels), config_.logits);
-  if (output.loss.defined() && !decoded.router_logits.empty()) {
+  return finish(run_blocks(embed(input_ids), 0, num_blocks()), labels);
+}
+
+LanguageModelOutput DecoderForCausalLMImpl::finish(Activations activations, const at::Tensor& labels) {
+  const at::Tensor normed = model_->norm(std::exchange(activations.at(0), at::Tensor()));
+  LanguageModelOutput output = predict(lm_head_, normed, next_token_labels(labels), config_.logits);
+  if (output.loss.defined() && activations.size() > 1) {
     const ExpertsConfig& experts = *config_.experts;
-    output.loss = output.loss + load_balancing_loss(decoded.router_logits, experts.router.experts_per_token) *
+    const std::vector<at::Tensor> router_logits(activations.begin() + 1, activations.end());
+    output.loss = output.loss + load_balancing_loss(router_logits, experts.router.experts_per_token) *
                                     *experts.router_loss_coefficient;
   }
   return output;
+}
+
+void DecoderForCausalLMImpl::drop_all_but(const StagePart& part) {
+  model_->keep(part, config_.tie_word_embeddings);
+  // The weight of a head that is the embedding belongs to one module, so that it can be a unit of its own.
+  if (part.is_last && (part.is_first || !config_.tie_word_embeddings)) return;
+  unregister_module("lm_head");
+  if (!part.is_last) lm_head_ = nullptr;
 }
 
 std::vector<Products> DecoderForCausalLMImpl::products_of_layer(const DecoderLayerConfig& layer,

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "fsdp/activation_checkpoint.h"
@@ -21,6 +22,7 @@
 #include "models/layers.h"
 #include "models/recomputed_flops.h"
 #include "models/rope.h"
+#include "models/staged_lm.h"
 
 namespace fsdp::models {
 
@@ -54,12 +56,12 @@ TORCH_MODULE(DecoderLayer);
 class DecoderModelImpl : public torch::nn::Module {
  public:
   DecoderModelImpl(const DecoderConfig& config, const at::TensorOptions& options);
-  struct Output {
-    at::Tensor hidden_states;               // after the final norm
-    std::vector<at::Tensor> router_logits;  // of the layers that return them
-  };
-  // input_ids: [batch, sequence] int64. Activations have the dtype and device of the embedding's output.
-  Output forward(const at::Tensor& input_ids);
+  // input_ids: [batch, sequence] int64. Returns hidden states with the dtype and device of the embedding's weight.
+  at::Tensor embed(const at::Tensor& input_ids);
+  StagedLM::Activations run_layers(StagedLM::Activations activations, int64_t begin, int64_t end);
+  at::Tensor norm(const at::Tensor& hidden_states);
+  // See StagedLM::keep. The last stage keeps the embedding as well if it is tied.
+  void keep(const StagePart& part, bool is_tied);
 
   const at::Tensor& embedding_weight() const { return embed_tokens_->weight; }
   // Sets the policy for the decoder layers, which are counted from 0.
@@ -67,8 +69,6 @@ class DecoderModelImpl : public torch::nn::Module {
   const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
-  at::Tensor embed(const at::Tensor& input_ids);
-
   double embedding_multiplier_;
   bool rounds_embedding_multiplier_;
   std::vector<RopeConfig> ropes_;
@@ -81,7 +81,7 @@ class DecoderModelImpl : public torch::nn::Module {
 TORCH_MODULE(DecoderModel);
 
 // With tie_word_embeddings, "lm_head.weight" and "model.embed_tokens.weight" are one parameter under two names.
-class DecoderForCausalLMImpl : public CausalLM {
+class DecoderForCausalLMImpl : public CausalLM, public StagedLM {
  public:
   // Parameters are left uninitialised; see initialize().
   DecoderForCausalLMImpl(const DecoderConfig& config, const at::TensorOptions& options);
@@ -99,7 +99,18 @@ class DecoderForCausalLMImpl : public CausalLM {
   double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
+  int64_t num_blocks() const override { return static_cast<int64_t>(config_.layers.size()); }
+  Activations embed(const at::Tensor& input_ids) override { return {model_->embed(input_ids)}; }
+  Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
+    return model_->run_layers(std::move(activations), begin, end);
+  }
+  LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override;
+  std::string tied_parameter() const override { return config_.tie_word_embeddings ? "model.embed_tokens.weight" : ""; }
+
   const DecoderConfig& config() const { return config_; }
+
+ protected:
+  void drop_all_but(const StagePart& part) override;
 
  private:
   // The weights of the MLP, or of the router and of the experts of a token, that multiply each token.

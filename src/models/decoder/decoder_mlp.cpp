@@ -17,7 +17,10 @@ DecoderMLPImpl::DecoderMLPImpl(const DecoderConfig& config, int64_t intermediate
 }
 
 at::Tensor DecoderMLPImpl::forward(const at::Tensor& hidden_states) {
-  if (!gate_up_proj_) return down_proj_(activation_(gate_proj_(hidden_states)) * up_proj_(hidden_states));
+  if (!gate_up_proj_) {
+    const at::Tensor gate = activation_(gate_proj_(hidden_states));
+    return down_proj_(gate * up_proj_(hidden_states));
+  }
   const std::vector<at::Tensor> parts = gate_up_proj_(hidden_states).chunk(2, -1);
   return down_proj_(activation_(parts[0]) * parts[1]);
 }

@@ -23,7 +23,10 @@ DecoderMoeImpl::Output DecoderMoeImpl::forward(const at::Tensor& hidden_states) 
   if (jitter_ > 0 && is_training()) tokens = tokens * at::empty_like(tokens).uniform_(1.0 - jitter_, 1.0 + jitter_);
   const Routing routing = gate_(tokens);
   at::Tensor output = experts_(tokens, routing);
-  if (shared_expert_) output = output + at::sigmoid(shared_expert_gate_(tokens)) * shared_expert_(tokens);
+  if (shared_expert_) {
+    const at::Tensor share = at::sigmoid(shared_expert_gate_(tokens));
+    output = output + share * shared_expert_(tokens);
+  }
   return {output.view(hidden_states.sizes()), routing.logits};
 }
 

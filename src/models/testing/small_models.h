@@ -148,14 +148,27 @@ struct SmallModel {
 
 inline std::ostream& operator<<(std::ostream& out, const SmallModel& model) { return out << model.name; }
 
+inline bool has_experts(const nlohmann::json& config) {
+  return config.contains("num_experts") || config.contains("num_local_experts");
+}
+
+// Returns a config of so many blocks, with initial values that differ visibly, and the losses of the routers.
+inline nlohmann::json config_of_stages(const SmallModel& model, int64_t blocks, bool tied) {
+  nlohmann::json config =
+      changed(model.config, {{model.layers_key, blocks}, {"initializer_range", 0.3}, {"tie_word_embeddings", tied}});
+  if (has_experts(config)) config["output_router_logits"] = true;
+  return config;
+}
+
 inline std::vector<SmallModel> small_models() {
   std::vector<SmallModel> models;
   for (const nlohmann::json& config : small_decoders()) {
     const auto type = config.at("model_type").get<std::string>();
     std::vector<std::string> dropouts{"attention_dropout"};
     if (type == "phi3") dropouts.emplace_back("resid_pdrop");
-    const bool has_experts = config.contains("num_experts") || config.contains("num_local_experts");
-    const std::string activation = has_experts ? "aten::sort" : type.starts_with("gemma") ? "aten::gelu" : "aten::silu";
+    const std::string activation = has_experts(config)         ? "aten::sort"
+                                   : type.starts_with("gemma") ? "aten::gelu"
+                                                               : "aten::silu";
     models.push_back(
         {type, config, "model.embed_tokens.weight", "DecoderLayer", "num_hidden_layers", dropouts, activation});
   }

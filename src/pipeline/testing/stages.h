@@ -121,6 +121,15 @@ inline void expect_equal(const Training& pipelined, const Training& alone, const
   }
 }
 
+// For passes that add up the same gradients in another order.
+inline void expect_close(const Training& pipelined, const Training& alone, const std::string& what) {
+  for (size_t i = 0; i < pipelined.losses.size(); ++i) EXPECT_NEAR(pipelined.losses[i], alone.losses[i], 1e-6) << what;
+  EXPECT_FALSE(pipelined.weights.empty());
+  for (const auto& [name, weight] : pipelined.weights) {
+    EXPECT_TRUE(torch::allclose(weight, alone.weights.at(name), 1e-5, 1e-6)) << what << ": " << name;
+  }
+}
+
 // A rank's stages of the model, and their training.
 class StagesOfRank {
  public:

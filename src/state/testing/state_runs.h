@@ -72,7 +72,7 @@ struct OneRank {
     net->loss(torch::cos(torch::arange(20, at::kDouble) + number).view({5, 4})).backward();
     own ? own->step() : void(torchs->step());
   }
-  state::TrainingState training_state() { return {*sharded, *net, state.get()}; }
+  state::TrainingState training_state() { return {{{*sharded, *net}}, state.get()}; }
 
   // Returns weights, buffers and optimizer state, unsharded, by name.
   std::map<std::string, torch::Tensor> everything() {

@@ -1,9 +1,12 @@
 """Helpers of the tests of models: references of transformers, and the programs that run ours."""
 
+import atexit
+import functools
 import json
 import os
 import pathlib
 import subprocess
+import tempfile
 
 import safetensors
 import safetensors.torch
@@ -46,11 +49,38 @@ def double_loss(logits, labels, vocab_size, **_):
     return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, vocab_size), labels[:, 1:].reshape(-1))
 
 
+# These run often: each stays in a process that has loaded LibTorch, and forks for every run.
+STAYING = {"model_forward", "model_resave", "preset_facts"}
+
+
+class StayingTool:
+    """A test program of tests/tools/tool_main.h; it ends with this process."""
+
+    def __init__(self, name):
+        self.name = name
+        self.process = subprocess.Popen(
+            [TOOLS / name, "--stay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        atexit.register(self.process.communicate)
+
+    def run(self, arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            output, errors = pathlib.Path(folder, "stdout"), pathlib.Path(folder, "stderr")
+            request = {"arguments": arguments, "stdout": str(output), "stderr": str(errors)}
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            status = int(self.process.stdout.readline())
+            return subprocess.CompletedProcess([self.name, *arguments], status, output.read_text(), errors.read_text())
+
+
+staying_tool = functools.cache(StayingTool)
+
+
 def run_tool(name, *arguments):
     """Runs a test program; returns the finished process, whatever its exit status."""
-    return subprocess.run(
-        [TOOLS / name, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False
-    )
+    arguments = [*map(str, arguments)]
+    if name in STAYING:
+        return staying_tool(name).run(arguments)
+    return subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, timeout=600, check=False)
 
 
 def check_tool(name, *arguments):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/report/text_row.h"
 #include "planner/time/collective_time.h"
 #include "planner/time/kernel_time.h"
 

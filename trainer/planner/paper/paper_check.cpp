@@ -4,6 +4,8 @@
 #include <iomanip>
 #include <sstream>
 
+#include "planner/report/text_row.h"
+
 namespace fsdp::planner {
 
 const char* to_string(Agreement agreement) {
@@ -21,13 +23,6 @@ const char* to_string(Agreement agreement) {
 nlohmann::ordered_json check_json(const PaperCheck& check) {
   return {{"figure", check.figure},     {"what", check.what},       {"paper", check.paper},
           {"accepted", check.accepted}, {"planned", check.planned}, {"agreement", to_string(check.agreement)}};
-}
-
-std::string fixed_text(double value, int digits) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(digits) << value;
-  const bool is_zero = text.str().find_first_not_of("-0.") == std::string::npos;
-  return is_zero && text.str().front() == '-' ? text.str().substr(1) : text.str();
 }
 
 std::string range_text(const std::vector<double>& values, int digits, const std::string& unit) {

@@ -24,8 +24,6 @@ struct PaperCheck {
 
 nlohmann::ordered_json check_json(const PaperCheck& check);
 
-// "12.5"
-std::string fixed_text(double value, int digits);
 // "12.5 to 13.1 %"; one number if all are shown alike.
 std::string range_text(const std::vector<double>& values, int digits, const std::string& unit);
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "planner/report/text_row.h"
+
 namespace fsdp::planner {
 namespace {
 

@@ -16,12 +16,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string fixed_text(double value, int digits) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(digits) << value;
-  return text.str();
-}
-
 // "1.234 s", "56.7 ms", "8.9 us"
 std::string seconds_text(const ordered_json& value) {
   const auto seconds = value.get<double>();

@@ -68,6 +68,10 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
   if (!options.trace.empty() && !options.cluster.device) {
     throw ConfigError("--trace: the time of a step on CPUs is not known; name a cluster with GPUs");
   }
+  if (config.parallelism.pipeline_degree > 1) {
+    throw ConfigError(c10::str("key \"pipeline_parallel_degree\" is ", config.parallelism.pipeline_degree,
+                               ", but `fsdp plan` does not plan pipelines; accepted: 1"));
+  }
   check_stack(config, options);
   trainer::check_for_world_size(config, options.cluster.ranks());
 }

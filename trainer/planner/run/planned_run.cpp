@@ -109,7 +109,8 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   batches_ = std::make_unique<trainer::TrainBatches>(
       *data_,
       trainer::TrainBatches::Options{.global = global, .rank = target.rank, .shuffle = false, .device = device_});
-  run_ = std::make_unique<trainer::TrainingRun>(config_, *model_, *sharded_, *batches_);
+  passes_ = std::make_unique<trainer::WholePasses>(config_.steps, *model_, *sharded_);
+  run_ = std::make_unique<trainer::TrainingRun>(config_, *passes_, model_->separate_parameters(), *batches_);
   step_bounds_.push_back(tape_.entries().size());
 }
 

@@ -11,6 +11,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/trace.h"
 #include "loop/training_run.h"
+#include "loop/whole_passes.h"
 #include "planner/ranks/planned_communicator.h"
 #include "planner/tape/tape.h"
 #include "tasks/trained_model.h"
@@ -80,6 +81,7 @@ class PlannedRun {
   std::unique_ptr<trainer::Dataset> data_;
   std::shared_ptr<ShardedModule> sharded_;
   std::unique_ptr<trainer::TrainBatches> batches_;
+  std::unique_ptr<trainer::WholePasses> passes_;
   std::unique_ptr<trainer::TrainingRun> run_;
   std::vector<size_t> step_bounds_;
   std::vector<StepMemory> memory_;

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "planner/report/plan_text.h"
+#include "planner/report/text_row.h"
 #include "planner/search/search_document.h"
 #include "report_page/page_text.h"
 
@@ -15,12 +16,6 @@ using nlohmann::ordered_json;
 
 // More rows are in the JSON: of these, the first and the last are shown, and some between.
 constexpr size_t kRows = 20;
-
-std::string fixed_text(double value, int decimals) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(decimals) << value;
-  return text.str();
-}
 
 std::string plans_line(const ordered_json& search) {
   const ordered_json& counts = search.at("counts");

@@ -33,6 +33,7 @@
 #include "comm/meeting/free_port.h"
 #include "fsdp/backends.h"
 #include "loop/training_run.h"
+#include "loop/whole_passes.h"
 #include "planner/testing/small_models.h"
 #include "setup/sharding_options.h"
 #include "setup/training_inputs.h"
@@ -88,7 +89,8 @@ json train(const trainer::Config& config, const RankEnvironment& environment, in
       *inputs.train, {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps},
                       .rank = ranks->rank(),
                       .shuffle = false});
-  trainer::TrainingRun run(config, *inputs.model, *sharded, batches);
+  trainer::WholePasses passes(config.steps, *inputs.model, *sharded);
+  trainer::TrainingRun run(config, passes, inputs.model->separate_parameters(), batches);
   result["setup"] = counted.peak_bytes();
   for (int step = 0; step < steps; ++step) {
     counted.reset_peak();

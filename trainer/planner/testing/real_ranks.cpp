@@ -12,6 +12,7 @@
 
 #include "comm/testing/recording_communicator.h"
 #include "loop/training_run.h"
+#include "loop/whole_passes.h"
 #include "planner/testing/small_models.h"
 #include "setup/sharding_options.h"
 #include "setup/training_inputs.h"
@@ -59,7 +60,8 @@ nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Commun
   trainer::TrainBatches batches(
       *inputs.train, {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps},
                       .rank = ranks->rank()});
-  trainer::TrainingRun run(config, *inputs.model, *sharded, batches);
+  trainer::WholePasses passes(config.steps, *inputs.model, *sharded);
+  trainer::TrainingRun run(config, passes, inputs.model->separate_parameters(), batches);
   nlohmann::json result;
   for (int step = 0; step < steps; ++step) {
     run.step();

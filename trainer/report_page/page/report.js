@@ -133,7 +133,10 @@
   // ---------------------------------------------------------------- one step
 
   const KINDS = [["compute", "computation"], ["wait", "waiting"], ["gather", "gather in progress"],
-    ["reduce", "reduction in progress"], ["limiter", "gather held back"], ["step", "part of the step"]];
+    ["reduce", "reduction in progress"], ["limiter", "gather held back"], ["step", "part of the step"],
+    ["stage_forward", "forward pass of a micro-batch"], ["stage_backward", "backward pass"],
+    ["stage_input_gradient", "gradients of inputs"], ["stage_weight_gradient", "gradients of weights"],
+    ["stage_wait", "waiting for another stage"]];
   const ROW = 17;
 
   // Draws all ranks between the times `least` and `most`.
@@ -168,7 +171,7 @@
       const bar = add(svg, "rect", { x: x.toFixed(2), y: y + 1, width: Math.max(0.6, length).toFixed(2), height: ROW - 3,
         class: KINDS.some(([known]) => known === kind) ? kind : "" });
       add(bar, "title", {}, name + " (" + pass + "): " + numberText(end - begin) + " ms, from " + numberText(begin) + " ms");
-      if (kind === "step" && length > 7 * name.length) {
+      if ((kind === "step" || kind.startsWith("stage_")) && length > 7 * name.length) {
         add(svg, "text", { x: x + 4, y: y + 12, class: "inside" }, name);
       }
     }
