@@ -13,6 +13,7 @@
 #include "fsdp/backends.h"
 #include "fsdp/cast_floating.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/tensor_parallel.h"
 
 namespace fsdp {
 

@@ -20,11 +20,16 @@ struct ProcessMesh {
   std::shared_ptr<Communicator> shard;      // the ranks that together hold one copy of the model
   std::shared_ptr<Communicator> replicate;  // the ranks that hold the same part as this one
   std::string coordinates = {};             // for texts: where this rank is in a DeviceMesh, "pp 1, dp_shard 0", or ""
+  // The ranks that hold other parts of the same parameters. Set by fully_shard from Options::tensor_parallel; else
+  // null.
+  std::shared_ptr<Communicator> parts = {};
 
   bool is_2d() const { return shard && replicate; }
   // The rank of this process among all ranks: its rank in `world`, or its number counted through the shard groups.
   int rank() const { return world ? world->rank() : replicate->rank() * shard->size() + shard->rank(); }
   int size() const { return world ? world->size() : replicate->size() * shard->size(); }
+  // Whether it is the first of all ranks that hold the model, those of other parts included.
+  bool is_first() const { return rank() == 0 && (!parts || parts->rank() == 0); }
   // Its number among the ranks of which those of the mesh may be a part: the data-parallel ranks of a pipeline's stage.
   int world_rank() const { return world ? world->world_rank(world->rank()) : rank(); }
   // "rank 5 (pp 1, dp_shard 0)": this process, for messages.

@@ -17,6 +17,7 @@
 #include "fsdp/debug_options.h"
 #include "fsdp/mesh.h"
 #include "fsdp/shard_cut.h"
+#include "fsdp/tensor_parallel.h"
 #include "fsdp/wrap_policy.h"
 
 namespace torch::nn {
@@ -79,6 +80,10 @@ struct Options {
   // replicate group, whose `world` may be missing if all units are hybrid. Without such groups, hybrid units use
   // make_mesh_of_hosts(world), made once for each world.
   std::optional<ProcessMesh> mesh;
+  // Tensor parallelism: how weights are split over ranks that are not data-parallel to each other. `mesh` is then the
+  // mesh of the data-parallel ranks. Unset: nothing is split. The group must be the same for every unit of one tree;
+  // each call's plan names modules below the module of that call.
+  std::optional<TensorParallelOptions> tensor_parallel;
   // Whether the optimizer gets one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.
   bool use_orig_params = true;

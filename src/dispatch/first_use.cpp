@@ -15,6 +15,7 @@
 #include "dispatch/operator_info.h"
 #include "dispatch/parameter_writes.h"
 #include "engine/engine.h"
+#include "tensor_parallel/split_call.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -231,6 +232,35 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
               "and load before fully_shard, or write inside ShardedModule::with_full_params");
 }
 
+// Returns the parameter that `tensor` is, or is a view of; null for other tensors.
+const flat::ShardedParameter* parameter_of(const at::Tensor& tensor) {
+  const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) return nullptr;
+  return &live_unit_of(*owner).parameter(owner->index);
+}
+
+// Returns the exchange of the tree that the operator's parameters belong to; null without tensor parallelism.
+std::shared_ptr<tensor_parallel::Exchange> exchange_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  std::shared_ptr<tensor_parallel::Exchange> exchange;
+  if (tensor_parallel::Exchange::live() == 0) return exchange;
+  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
+    const StorageOwner* owner = seams::storage_owner(tensor);
+    if (!exchange && owner && owner->unit.load()) exchange = live_unit_of(*owner).engine().options().exchange;
+  });
+  return exchange;
+}
+
+void gathered_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Does what operators on split parameters need before and after the call.
+void first_use_of_parts(std::shared_ptr<tensor_parallel::Exchange> exchange, const c10::OperatorHandle& op,
+                        c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  tensor_parallel::SplitCall split(std::move(exchange), op);
+  const bool is_split = split.prepare(*stack, parameter_of);
+  gathered_call(split.op(), keys, stack);
+  if (is_split) split.finish(*stack);
+}
+
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) return;
   const OperatorInfo& info = operator_info(op);
@@ -250,6 +280,16 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;
   }
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) return;
+  if (auto exchange = exchange_of(info, *stack)) {
+    first_use_of_parts(std::move(exchange), op, keys, stack);
+  } else {
+    gathered_call(op, keys, stack);
+  }
+}
+
+// Calls an operator on parameters that are gathered for it.
+void gathered_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const OperatorInfo& info = operator_info(op);
   std::optional<ParameterWrites> writes;
   if (ParameterWrites::any(info, *stack)) {
     refuse_sentinels(op, info, *stack);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "flat/shard_memory.h"
@@ -12,6 +13,7 @@
 #include "fsdp/debug_options.h"
 #include "fsdp/mesh.h"
 #include "fsdp/options.h"
+#include "tensor_parallel/exchange.h"
 
 namespace fsdp::engine {
 
@@ -36,6 +38,8 @@ struct EngineOptions {
   bool read_only_parameters = false;  // DebugOptions
   // Whether other modules lie below the one that fully_shard was called on, so that there could be more units than one.
   bool could_have_units_below = false;
+  // Tensor parallelism: null without it.
+  std::shared_ptr<tensor_parallel::Exchange> exchange;
   // Distinguishes several models over one communicator.
   int64_t model = 1;
 };

@@ -195,10 +195,19 @@ void run_on_rank_0(Engine& engine, const std::vector<Unit*>& units, const std::f
   body();
 }
 
+void check_whole(const Unit& unit, const char* function) {
+  for (const auto& flat : unit.flat_parameters()) {
+    TORCH_CHECK(!flat->is_part(), "fsdp: ", unit.where(), ": ", function, " needs whole parameters, but parameter '",
+                flat->parameters().front().fqn, "' is ", flat->parameters().front().part->describe(),
+                " (tensor parallelism). Read whole values with for_each_full_parameter");
+  }
+}
+
 }  // namespace
 
 void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body) {
   check(options, engine);
+  for (const auto& unit : engine.units()) check_whole(*unit, "summon_full_params");
   engine.settle_gradients();
   std::vector<Unit*> units = engine.tree().all();
   if (!options.recurse) std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
@@ -219,15 +228,20 @@ void summon_full_params(Engine& engine, const SummonOptions& options, const std:
 void for_each_full_parameter(Engine& engine, const std::function<void(const std::string&, const at::Tensor&)>& visit,
                              const FullParameterOptions& options) {
   engine.prepare();
-  const bool visits = !options.rank0_only || engine.mesh().rank() == 0;
+  const bool visits = !options.rank0_only || engine.mesh().is_first();
   for (const auto& unit : engine.units()) {
     unit->check_membership();
     for (const auto& flat : unit->flat_parameters()) {
       at::Tensor full = gather_values(*unit, *flat);
-      for (size_t i = 0; visits && i < flat->parameters().size(); ++i) {
+      for (size_t i = 0; (visits || flat->is_part()) && i < flat->parameters().size(); ++i) {
+        const flat::ShardedParameter& parameter = flat->parameters()[i];
         at::Tensor whole = flat->view_in(full, static_cast<int64_t>(i));
-        visit(flat->parameters()[i].fqn,
-              options.offload_to_cpu ? whole.to(at::kCPU, whole.scalar_type(), false, true) : whole);
+        if (parameter.part) {
+          whole = engine.options().exchange->whole_of(whole, *parameter.part, "'" + parameter.fqn + "'");
+        }
+        if (visits) {
+          visit(parameter.fqn, options.offload_to_cpu ? whole.to(at::kCPU, whole.scalar_type(), false, true) : whole);
+        }
       }
     }
   }
@@ -238,6 +252,7 @@ void update_whole_parameters(Engine& engine, const std::function<void(const Whol
   engine.settle_gradients();
   std::map<int64_t, Owners> owners;  // by the size of the shard group
   for (const auto& unit : engine.units()) {
+    check_whole(*unit, "update_whole_parameters");
     unit->check_membership();
     for (size_t f = 0; f < unit->flat_parameters().size(); ++f) {
       const int64_t factor = unit->flat_parameters()[f]->position().factor;

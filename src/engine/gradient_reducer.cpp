@@ -6,6 +6,8 @@
 #include <functional>
 #include <utility>
 
+#include "torch_seams/clean_dispatch.h"
+
 namespace fsdp::engine {
 
 void GradientReducer::begin_backward() {
@@ -112,17 +114,8 @@ void GradientReducer::finish(InFlight& oldest) {
     base::MutexLock lock(mutex_);
     advance(oldest);
   }
-  std::function<void(const at::Tensor&)> hook;
-  if (settings_.gradient_hook) {
-    hook = [&](const at::Tensor& gradient) {
-      std::vector<std::string> fqns;
-      for (const flat::ShardedParameter& parameter : oldest.gradient->flat().parameters())
-        fqns.push_back(parameter.fqn);
-      settings_.gradient_hook({oldest.unit->name(), fqns, gradient});
-    };
-  }
   const int64_t waiting = trace_.now();
-  oldest.gradient->finish(*oldest.reduction, hook, pool_);
+  oldest.gradient->finish(*oldest.reduction, hook_for(oldest), pool_);
   trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
   trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
   trace_.sample_memory();
@@ -131,6 +124,21 @@ void GradientReducer::finish(InFlight& oldest) {
       oldest.reduction->any()) {
     report_unit(oldest);
   }
+}
+
+std::function<void(const at::Tensor&)> GradientReducer::hook_for(const InFlight& reduced) const {
+  const bool is_partial = reduced.gradient->flat().is_shared_by_parts();
+  if (!is_partial && !settings_.gradient_hook) return {};
+  return [this, &reduced, is_partial](const at::Tensor& gradient) {
+    if (is_partial) {
+      seams::CleanDispatchGuard clean;
+      context_.options.exchange->add_up(gradient, "unit '" + reduced.unit->name() + "'", Pass::kReduce);
+    }
+    if (!settings_.gradient_hook) return;
+    std::vector<std::string> fqns;
+    for (const flat::ShardedParameter& parameter : reduced.gradient->flat().parameters()) fqns.push_back(parameter.fqn);
+    settings_.gradient_hook({reduced.unit->name(), fqns, gradient});
+  };
 }
 
 void GradientReducer::report_unit(InFlight& finished) {

@@ -92,6 +92,9 @@ class GradientReducer {
   InFlight pop_oldest() FSDP_REQUIRES(mutex_);
   bool advance(InFlight& latest) FSDP_REQUIRES(mutex_);
   void finish(InFlight& oldest) FSDP_EXCLUDES(mutex_);
+  // What happens to the result of a reduction before it is added to the leaves' gradients: gradients of parameters that
+  // are shared by parts are added up, and the user's hook sees them. May be empty.
+  std::function<void(const at::Tensor&)> hook_for(const InFlight& reduced) const;
   void report_unit(InFlight& finished) FSDP_EXCLUDES(mutex_);
   void settle_on_host() const;
   void trim_groups() FSDP_EXCLUDES(mutex_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flat/flat_layout.h"
+#include "flat/part_of_whole.h"
 #include "flat/shard_memory.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -27,6 +28,9 @@ struct ShardedParameter {
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
   bool full_precision = false;  // used and reduced in the dtype of the shards (Options::full_precision_classes)
+  // Under tensor parallelism: the place of this rank's part in the whole parameter. Null if the rank holds all of it.
+  std::shared_ptr<const PartOfWhole> part;
+  bool shared_by_parts = false;  // SplitStyle::kSharedByParts
   // The owner of the storage that tensor.grad() has after a capture. The engine does not keep it alive: when it is
   // destroyed, the gradient was cleared on the module.
   c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
@@ -94,6 +98,11 @@ class FlatParameter {
   void follow_requires_grad();
   std::vector<ShardedParameter>& parameters() { return parameters_; }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
+
+  // Tensor parallelism: whether its parameters are parts, and whether their gradients are added up over the ranks that
+  // have the parts. All of its parameters are alike in this.
+  bool is_part() const { return !parameters_.empty() && parameters_.front().part; }
+  bool is_shared_by_parts() const { return !parameters_.empty() && parameters_.front().shared_by_parts; }
 
   // This rank's part: 1-D, layout().shard_numel() elements, the padding zero.
   const at::Tensor& shard() const { return shard_; }

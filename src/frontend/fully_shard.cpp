@@ -16,6 +16,7 @@
 #include "frontend/mesh_choice.h"
 #include "frontend/option_checks.h"
 #include "frontend/survey.h"
+#include "frontend/tensor_parts.h"
 #include "frontend/unit_assignment.h"
 #include "torch_seams/self_check.h"
 
@@ -69,12 +70,13 @@ flat::ShardMemory shard_memory(const Options& options, c10::Device compute) {
 constexpr int64_t kLargeInRoot = int64_t{1} << 18;
 constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
 
-// Returns one group for each combination of dtype, requires_grad and precision, in order of first appearance.
-// Parameters of at least `large` elements have a group of their own. `values` are the results of InitialValues::of.
+// Returns one group for each combination of dtype, requires_grad, precision and kind of split, in order of first
+// appearance. Parameters of at least `large` elements have a group of their own. `values` are the results of
+// InitialValues::of.
 std::vector<std::vector<flat::ShardedParameter>> group_parameters(
     const std::vector<frontend::FoundParameter>& parameters, std::vector<at::Tensor> values,
-    const frontend::PathSet& full_precision_modules, int64_t large) {
-  using Key = std::tuple<at::ScalarType, bool, bool, size_t>;
+    const frontend::PathSet& full_precision_modules, int64_t large, frontend::TensorParts& parts) {
+  using Key = std::tuple<at::ScalarType, bool, bool, bool, bool, size_t>;
   std::vector<std::vector<flat::ShardedParameter>> groups;
   std::map<Key, size_t> numbers;  // indices of groups
   for (size_t number = 0; number < parameters.size(); ++number) {
@@ -87,8 +89,10 @@ std::vector<std::vector<flat::ShardedParameter>> group_parameters(
       sharded.full_precision |= full_precision_modules.covers(site.module);
     }
     for (size_t i = 1; i < parameter.sites.size(); ++i) sharded.other_fqns.push_back(parameter.sites[i].fqn);
+    parts.cut(parameter, sharded);
     const size_t own = parameter.tensor.numel() >= large ? number + 1 : 0;
-    Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision, own};
+    const Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision,
+                  sharded.part != nullptr,        sharded.shared_by_parts,          own};
     const auto [group, is_new] = numbers.emplace(key, groups.size());
     if (is_new) groups.emplace_back();
     groups[group->second].push_back(std::move(sharded));
@@ -102,13 +106,13 @@ std::string join_fqns(const frontend::UnitSpec& spec) {
 }
 
 void add_units(engine::Engine& engine, const std::vector<frontend::UnitSpec>& specs, const Options& options,
-               const frontend::PathSet& full_precision, frontend::InitialValues& values) {
+               const frontend::PathSet& full_precision, frontend::InitialValues& values, frontend::TensorParts& parts) {
   auto record = options.auto_units ? std::make_shared<schedule::UseRecord>(*options.auto_units) : nullptr;
   for (const frontend::UnitSpec& spec : specs) {
     const bool is_root_of_others = spec.is_root && !engine.units().empty();
     engine::Unit& unit = engine.add_unit(spec.origin, frontend::unit_options(options),
                                          group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
-                                                          is_root_of_others ? kLargeInRoot : kNoneIsLarge));
+                                                          is_root_of_others ? kLargeInRoot : kNoneIsLarge, parts));
     unit.set_root(spec.is_root);
     if (record) engine.cutter().cut_later(unit, record);
   }
@@ -130,6 +134,9 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
                                .collective_check = options.debug.collective_check,
                                .read_only_parameters = options.debug.read_only_parameters.value_or(kBuiltForDebugging)};
   frontend::check_reshard_group(options, shared.mesh, name);
+  shared.exchange = frontend::choose_exchange(options, surveyed, shared.mesh);
+  if (shared.exchange) shared.mesh.parts = shared.exchange->group();
+  frontend::TensorParts parts(options, shared.exchange);
   for (const engine::Engine* inner : surveyed.inner) {
     frontend::check_agrees(shared, *inner);
     shared.mesh = frontend::merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
@@ -156,7 +163,8 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
     frontend::unregister_engine(*inner);
   }
   frontend::rename_inner_units(*engine, surveyed.tree);
-  add_units(*engine, specs, options, frontend::PathSet(full_precision), values);
+  add_units(*engine, specs, options, frontend::PathSet(full_precision), values, parts);
+  parts.check_plan();
   values.finish();
   frontend::register_engine(engine);
   return std::make_shared<ShardedModule>(engine);

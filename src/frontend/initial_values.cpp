@@ -53,9 +53,9 @@ InitialValues::InitialValues(torch::nn::Module& root, const Options& options, co
                              c10::Device device)
     : root_(root), options_(options), mesh_(mesh), device_(device) {
   if (!options_.sync_module_states) return;
-  std::string missing = mesh_.rank() == 0 ? without_values(root_, options_) : "";
+  std::string missing = mesh_.is_first() ? without_values(root_, options_) : "";
   for (const auto& group :
-       {mesh_.world, mesh_.world ? nullptr : mesh_.shard, mesh_.world ? nullptr : mesh_.replicate}) {
+       {mesh_.world, mesh_.world ? nullptr : mesh_.shard, mesh_.world ? nullptr : mesh_.replicate, mesh_.parts}) {
     if (group) missing = group->all_gather_bytes(missing, {"sync_module_states", 0, Pass::kSetup}).front();
   }
   TORCH_CHECK(missing.empty(), "fsdp: sync_module_states: ", missing,
@@ -126,20 +126,23 @@ void InitialValues::call_param_init_fn(const std::vector<FoundParameter>& parame
 at::Tensor InitialValues::broadcast(const at::Tensor& tensor, const at::Tensor& value, const std::string& name,
                                     c10::Device device) {
   at::Tensor dense = dense_like(tensor, device);
-  if (mesh_.rank() == 0) dense.copy_(value);
+  if (mesh_.is_first()) dense.copy_(value);
   broadcast_bytes(bytes_of(dense), name);
   return dense;
 }
 
-// Broadcasts inside the first shard group, then from that group to all others.
+// Broadcasts over the first of all parts' ranks (inside the first shard group, then from that group to all others),
+// then from these to the other parts'.
 void InitialValues::broadcast_bytes(const at::Tensor& bytes, const std::string& name) {
-  CollectiveId id{name, 0, Pass::kSetup};
-  if (mesh_.world) {
+  const CollectiveId id{name, 0, Pass::kSetup};
+  const bool has_first_parts = !mesh_.parts || mesh_.parts->rank() == 0;
+  if (has_first_parts && mesh_.world) {
     mesh_.world->broadcast(bytes, 0, id)->wait();
-    return;
+  } else if (has_first_parts) {
+    mesh_.shard->broadcast(bytes, 0, id)->wait();
+    mesh_.replicate->broadcast(bytes, 0, id)->wait();
   }
-  mesh_.shard->broadcast(bytes, 0, id)->wait();
-  mesh_.replicate->broadcast(bytes, 0, id)->wait();
+  if (mesh_.parts) mesh_.parts->broadcast(bytes, 0, id)->wait();
 }
 
 void InitialValues::finish() { deferred::settle_generators(); }

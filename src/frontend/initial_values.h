@@ -29,7 +29,7 @@ class InitialValues {
   void finish();
 
  private:
-  bool receives() const { return options_.sync_module_states && mesh_.rank() != 0; }
+  bool receives() const { return options_.sync_module_states && !mesh_.is_first(); }
   void call_param_init_fn(const std::vector<FoundParameter>& parameters);
   at::Tensor broadcast(const at::Tensor& tensor, const at::Tensor& value, const std::string& name, c10::Device device);
   void broadcast_bytes(const at::Tensor& bytes, const std::string& name);

@@ -82,6 +82,11 @@ ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
   return mesh;
 }
 
+std::shared_ptr<Communicator> watched_group(const std::shared_ptr<Communicator>& group, const ProcessMesh& mesh,
+                                            const DebugOptions& debug, const std::string& name) {
+  return comm::CheckedCommunicator::over(group, monitor_for(mesh, debug), name);
+}
+
 ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug) {
   const std::shared_ptr<comm::CollectiveMonitor> monitor = monitor_for(mesh, debug);
   const auto over = [&](const std::shared_ptr<Communicator>& group, const char* name) {

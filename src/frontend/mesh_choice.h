@@ -18,6 +18,9 @@ ProcessMesh choose_mesh(const Options& options, const std::string& unit);
 // (comm/checked/checked_communicator.h). Groups that already have them keep them; `debug` must then be the same.
 // Collective if checks need connections of their own.
 ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug);
+// Does the same for a group that is not of the mesh, with the record of the mesh.
+std::shared_ptr<Communicator> watched_group(const std::shared_ptr<Communicator>& group, const ProcessMesh& mesh,
+                                            const DebugOptions& debug, const std::string& name);
 // Returns the user's communicator inside a group of a watched mesh.
 std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group);
 

@@ -21,11 +21,18 @@ bool any_in(Communicator* group, bool mine, const std::string& purpose) {
 
 bool any_rank(engine::Engine& engine, bool mine, const std::string& purpose) {
   const ProcessMesh& mesh = engine.mesh();
+  mine = any_in(mesh.parts.get(), mine, purpose);
   if (mesh.world) return any_in(mesh.world.get(), mine, purpose);
   return any_in(mesh.replicate.get(), any_in(mesh.shard.get(), mine, purpose), purpose);
 }
 
-void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose) {
+NormGroups norm_groups(const engine::Unit& unit, const flat::FlatParameter& flat) {
+  return {unit.groups().shard.get(), flat.is_part() ? unit.context().options.mesh.parts.get() : nullptr};
+}
+
+namespace {
+
+void add_up_in(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose) {
   if (!group || group->size() == 1 || sums.empty()) return;
   std::vector<double> mine;
   for (NormSum* sum : sums) mine.push_back(std::exchange(sum->sum, 0));
@@ -38,6 +45,13 @@ void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::s
       sums[i]->merge(other);
     }
   }
+}
+
+}  // namespace
+
+void add_up(const NormGroups& groups, const std::vector<NormSum*>& sums, const std::string& purpose) {
+  add_up_in(groups.shards, sums, purpose);
+  add_up_in(groups.parts, sums, purpose);
 }
 
 }  // namespace fsdp::optim

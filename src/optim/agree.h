@@ -9,7 +9,11 @@
 
 namespace fsdp::engine {
 class Engine;
+class Unit;
 }  // namespace fsdp::engine
+namespace fsdp::flat {
+class FlatParameter;
+}  // namespace fsdp::flat
 
 namespace fsdp::optim {
 
@@ -17,8 +21,16 @@ namespace fsdp::optim {
 // names the collective in errors. Collective; blocks.
 bool any_rank(engine::Engine& engine, bool mine, const std::string& purpose);
 
-// Replaces each sum by its total over the ranks of the group, added in rank order, so that every rank gets the same
-// bits. A null group means that this rank already holds everything. Collective; blocks.
-void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose);
+// The ranks that together hold the elements of a FlatParameter; null if this rank holds them all.
+struct NormGroups {
+  Communicator* shards = nullptr;
+  Communicator* parts = nullptr;  // tensor parallelism
+  bool operator==(const NormGroups&) const = default;
+};
+NormGroups norm_groups(const engine::Unit& unit, const flat::FlatParameter& flat);
+
+// Replaces each sum by its total over the ranks of the groups, added in rank order, so that every rank gets the same
+// bits. Collective; blocks.
+void add_up(const NormGroups& groups, const std::vector<NormSum*>& sums, const std::string& purpose);
 
 }  // namespace fsdp::optim

@@ -36,18 +36,20 @@ void add_seen(const engine::FlatGradient* gradient, optim::NormSum& sum) {
 at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
   at::NoGradGuard no_grad;
   engine.settle_gradients();
-  // The norm of each rank's gradients, by the group over which it must be added up: the same groups in the same order
-  // on all ranks. Replicas hold the same gradients. A null group means that this rank holds everything.
-  std::vector<std::pair<Communicator*, optim::NormSum>> parts;
+  // The norm of each rank's gradients, by the groups over which it must be added up: the same groups in the same order
+  // on all ranks. Replicas hold the same gradients.
+  std::vector<std::pair<optim::NormGroups, optim::NormSum>> parts;
   for (const auto& unit : engine.units()) {
-    Communicator* group = unit->groups().shard.get();
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == group; });
-    if (part == parts.end()) part = parts.insert(parts.end(), {group, optim::NormSum(norm_type)});
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) add(unit->kept_gradient(i), part->second);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      const optim::NormGroups groups = optim::norm_groups(*unit, *unit->flat_parameters()[i]);
+      auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == groups; });
+      if (part == parts.end()) part = parts.insert(parts.end(), {groups, optim::NormSum(norm_type)});
+      add(unit->kept_gradient(i), part->second);
+    }
   }
   optim::NormSum total(norm_type);
-  for (auto& [group, part] : parts) {
-    optim::add_up(group, {&part}, "clip_grad_norm_");
+  for (auto& [groups, part] : parts) {
+    optim::add_up(groups, {&part}, "clip_grad_norm_");
     total.merge(part.sum);
   }
   double norm = total.norm();

@@ -13,7 +13,7 @@ namespace {
 // The part of the norm of one original parameter that this rank knows.
 struct PartialNorm {
   optim::NormSum sum;
-  Communicator* group;  // the group over which it is sharded; null if this rank holds everything
+  optim::NormGroups groups;  // that hold it
 };
 
 void check_size(const std::string& name, const at::Tensor& leaf, const at::Tensor& value) {
@@ -37,7 +37,7 @@ std::vector<PartialNorm> local_norms(const engine::Engine& engine, const std::ve
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
         const bool orig = engine.options().use_orig_params;
         const at::Tensor part = orig ? *value++ : value->defined() ? flat->slice_of(value->flatten(), i) : at::Tensor();
-        result.push_back({optim::NormSum(norm_type), unit->groups().shard.get()});
+        result.push_back({optim::NormSum(norm_type), optim::norm_groups(*unit, *flat)});
         result.back().sum.add(optim::norm_of(part, norm_type));
       }
       if (!engine.options().use_orig_params) ++value;
@@ -46,16 +46,16 @@ std::vector<PartialNorm> local_norms(const engine::Engine& engine, const std::ve
   return result;
 }
 
-// Adds up each norm over the group over which it is sharded: the same groups in the same order on all ranks.
+// Adds up each norm over the groups that hold it: the same groups in the same order on all ranks.
 void add_up_by_group(std::vector<PartialNorm>& norms) {
-  std::vector<std::pair<Communicator*, std::vector<optim::NormSum*>>> groups;
+  std::vector<std::pair<optim::NormGroups, std::vector<optim::NormSum*>>> by_groups;
   for (PartialNorm& norm : norms) {
     auto known =
-        std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == norm.group; });
-    if (known == groups.end()) known = groups.insert(groups.end(), {norm.group, {}});
+        std::find_if(by_groups.begin(), by_groups.end(), [&](const auto& entry) { return entry.first == norm.groups; });
+    if (known == by_groups.end()) known = by_groups.insert(by_groups.end(), {norm.groups, {}});
     known->second.push_back(&norm.sum);
   }
-  for (const auto& [group, sums] : groups) optim::add_up(group, sums, "parameter_norms");
+  for (const auto& [groups, sums] : by_groups) optim::add_up(groups, sums, "parameter_norms");
 }
 
 }  // namespace

@@ -12,8 +12,11 @@
 #include <string>
 #include <utility>
 
+#include "engine/unit.h"
 #include "torch_seams/autograd_node.h"
+#include "torch_seams/dispatch_key.h"
 #include "torch_seams/graph_roots.h"
+#include "torch_seams/keyed_storage.h"
 
 namespace fsdp::pipeline {
 namespace {
@@ -44,12 +47,21 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, const torch::jit::Sta
   return {};
 }
 
-// Whether the gradient of the weight can wait: that of a leaf, by a product without casts.
+// Whether it is split over ranks, which communicate around the operator (tensor parallelism).
+bool is_part(const at::Tensor& weight) {
+  const seams::StorageOwner* owner = seams::has_sharded_key(weight) ? seams::storage_owner(weight) : nullptr;
+  engine::Unit* unit =
+      owner && owner->kind == seams::StorageOwner::Kind::kParameter ? engine::unit_of(*owner) : nullptr;
+  return unit && unit->parameter(owner->index).part;
+}
+
+// Whether the gradient of the weight can wait: that of a leaf that is not split, by a product without casts.
 bool can_wait(const Call& call) {
   const at::Tensor& weight = call.weight;
-  return weight.defined() && weight.is_leaf() && weight.requires_grad() && weight.dim() == 2 && call.input.defined() &&
-         call.input.dim() >= 2 && call.input.is_contiguous() && call.input.scalar_type() == weight.scalar_type() &&
-         call.input.layout() == at::kStrided && (!call.bias.defined() || call.bias.dim() == 1);
+  return weight.defined() && !is_part(weight) && weight.is_leaf() && weight.requires_grad() && weight.dim() == 2 &&
+         call.input.defined() && call.input.dim() >= 2 && call.input.is_contiguous() &&
+         call.input.scalar_type() == weight.scalar_type() && call.input.layout() == at::kStrided &&
+         (!call.bias.defined() || call.bias.dim() == 1);
 }
 
 // Computes the gradients of input and bias, and leaves that of the weight.

@@ -27,7 +27,7 @@ void visit_tensors(ShardedModule& model, const torch::nn::Module& module,
   for (state::HeldPart& part : state::held_parts(model)) names.emplace(part.fqn, std::move(part.names));
   model.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { visit(names.at(fqn), full); },
                                 options);
-  if (options.rank0_only && model.engine().mesh().rank() != 0) return;
+  if (options.rank0_only && !model.engine().mesh().is_first()) return;
   for (const auto& [name, value] : unsharded) {
     visit({name}, options.offload_to_cpu ? state::copy_on_host(value.detach()) : value.detach());
   }

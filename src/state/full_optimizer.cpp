@@ -30,7 +30,7 @@ FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerSta
   const at::NoGradGuard no_grad;
   model.diagnostics().verify_sharding();
   const ProcessMesh& mesh = model.engine().mesh();
-  const bool keeps = !options.rank0_only || mesh.rank() == 0;
+  const bool keeps = !options.rank0_only || mesh.is_first();
   const json all = state::described_state(state::held_parts(model), optimizer, mesh);
   FullOptimizerState state;
   if (keeps) {

@@ -57,18 +57,20 @@ bool has(const json& described, const std::string& fqn, const StateTensor& tenso
   return entry != described.end() && entry->at("tensors").value(tensor.name, "") == tensor.dtype;
 }
 
-// Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: the
-// parts of the FlatParameter.
-at::Tensor part_of(const flat::FlatParameter& flat, const HeldPart* parts, const OptimizerState& optimizer,
+// Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: those of
+// all parameters.
+at::Tensor part_of(const flat::FlatParameter& flat, const std::vector<HeldPart>& parts, const OptimizerState& optimizer,
                    const StateTensor& tensor) {
   const auto dtype = formats::dtype_from_safetensors(tensor.dtype).value();
   const at::Tensor all = at::zeros(flat.shard().sizes(), flat.shard().options().dtype(dtype).requires_grad(false));
-  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
-    const HeldPart& part = parts[i];
+  for (const HeldPart& part : parts) {
+    if (part.flat != &flat) continue;
     const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
     if (!kept || kept->tensors.count(tensor.name) == 0) continue;
-    flat.slice_of(all, i).copy_(
-        kept->tensors.at(tensor.name).detach().view(-1).narrow(0, part.leaf_offset, part.numel()));
+    const at::Tensor values = kept->tensors.at(tensor.name).detach().view(-1);
+    flat.slice_of(all, part.index)
+        .narrow(0, part.shard_offset, part.numel())
+        .copy_(values.narrow(0, part.leaf_offset, part.numel()));
   }
   return all;
 }
@@ -88,16 +90,20 @@ json described_state(const std::vector<HeldPart>& parts, const OptimizerState& o
 void visit_state(ShardedModule& model, const OptimizerState& optimizer, const json& described,
                  const VisitState& visit) {
   const std::vector<HeldPart> parts = held_parts(model);
-  const HeldPart* of_flat = parts.data();
   for (const auto& unit : model.engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
       for (const StateTensor& tensor : tensors_of(*flat, described)) {
-        const at::Tensor full = engine::gather_parts(*unit, *flat, part_of(*flat, of_flat, optimizer, tensor));
-        for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
-          if (has(described, of_flat[i].fqn, tensor)) visit(of_flat[i].fqn, tensor.name, flat->view_in(full, i));
+        const at::Tensor full = engine::gather_parts(*unit, *flat, part_of(*flat, parts, optimizer, tensor));
+        for (size_t i = 0; i < flat->parameters().size(); ++i) {
+          const flat::ShardedParameter& parameter = flat->parameters()[i];
+          if (!has(described, parameter.fqn, tensor)) continue;
+          at::Tensor whole = flat->view_in(full, static_cast<int64_t>(i));
+          if (parameter.part) {
+            whole = model.engine().options().exchange->whole_of(whole, *parameter.part, "'" + parameter.fqn + "'");
+          }
+          visit(parameter.fqn, tensor.name, whole);
         }
       }
-      of_flat += flat->layout().num_parameters();
     }
   }
 }

@@ -32,7 +32,9 @@ std::vector<ParameterGroup> parameter_groups(std::vector<HeldPart> of_model, con
   for (const std::vector<HeldLeaf>& leaves : held_leaves(std::move(of_model), optimizer)) {
     ParameterGroup group{{}, optimizer.options(groups.size())};
     for (const HeldLeaf& leaf : leaves) {
-      for (const HeldPart& part : leaf.parts) group.parameters.push_back(part.fqn);
+      for (const HeldPart& part : leaf.parts) {
+        if (group.parameters.empty() || group.parameters.back() != part.fqn) group.parameters.push_back(part.fqn);
+      }
     }
     groups.push_back(std::move(group));
   }

@@ -1,5 +1,7 @@
 #include "state/held_part.h"
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "state/memory_order.h"
 
@@ -7,31 +9,80 @@ namespace fsdp::state {
 
 namespace {
 
-HeldPart part_of(const engine::Unit& unit, const flat::FlatParameter& flat, int64_t index, bool use_orig_params) {
-  const flat::ShardedParameter& parameter = flat.parameters()[index];
+// A parameter of which a rank has `numel` elements from `local` on, in the order of its shards. They are those from
+// `whole` on of the whole parameter in the order in which that is saved.
+struct Run {
+  int64_t local = 0;
+  int64_t whole = 0;
+  int64_t numel = 0;
+};
+
+// The dimension along which a parameter is split is the outermost in memory, so each range of indices is one run.
+std::vector<Run> runs_of(const flat::FlatParameter& flat, int64_t index) {
+  const flat::ShardedParameter& parameter = flat.parameters()[static_cast<size_t>(index)];
+  if (!parameter.part) return {{0, 0, flat.layout().numel(index)}};
+  const int64_t row = flat.layout().numel(index) / parameter.part->size();
+  std::vector<Run> runs;
+  int64_t local = 0;
+  for (const flat::IndexRange& range : parameter.part->ranges()) {
+    runs.push_back({local, range.begin * row, range.size() * row});
+    local += range.size() * row;
+  }
+  return runs;
+}
+
+std::vector<int64_t> saved_strides(const flat::ShardedParameter& parameter) {
+  if (!parameter.part) return stored_strides(parameter.sizes, parameter.strides);
+  std::vector<int64_t> strides(parameter.part->whole_sizes.size());
+  int64_t stride = 1;
+  for (size_t dim = strides.size(); dim-- > 0;) {
+    if (static_cast<int64_t>(dim) == parameter.part->dim) continue;
+    strides[dim] = stride;
+    stride *= parameter.part->whole_sizes[dim];
+  }
+  strides[static_cast<size_t>(parameter.part->dim)] = stride;
+  return stored_strides(parameter.part->whole_sizes, strides);
+}
+
+// Numbers the ranks that hold the same elements: replicas and, of a parameter that is whole, the ranks of other parts.
+void number_replicas(const engine::Unit& unit, const flat::FlatParameter& flat, HeldPart& part) {
+  const std::shared_ptr<Communicator>& parts = unit.context().options.mesh.parts;
+  for (const auto& group : {unit.groups().replicate, flat.is_part() ? nullptr : parts}) {
+    if (!group) continue;
+    part.replica = part.replica * group->size() + group->rank();
+    part.replicas *= group->size();
+  }
+}
+
+// Adds the parts of one parameter.
+void add_parts_of(const engine::Unit& unit, const flat::FlatParameter& flat, int64_t index, bool use_orig_params,
+                  std::vector<HeldPart>& to) {
+  const flat::ShardedParameter& parameter = flat.parameters()[static_cast<size_t>(index)];
   const flat::ParameterSlice slice = flat.slice(index);
   HeldPart part;
   part.fqn = parameter.fqn;
   part.names = {parameter.fqn};
   part.names.insert(part.names.end(), parameter.other_fqns.begin(), parameter.other_fqns.end());
-  part.sizes = parameter.sizes;
-  part.strides = stored_strides(parameter.sizes, parameter.strides);
-  part.begin = slice.begin;
-  part.end = slice.end;
-  part.leaf = use_orig_params ? flat.original_leaves()[index] : flat.flat_leaf();
-  part.leaf_offset = use_orig_params ? 0 : slice.shard_offset;
+  part.sizes = parameter.part ? parameter.part->whole_sizes : parameter.sizes;
+  part.strides = saved_strides(parameter);
+  part.leaf = use_orig_params ? flat.original_leaves()[static_cast<size_t>(index)] : flat.flat_leaf();
   part.flat = &flat;
   part.index = index;
-  if (const auto& replicate = unit.groups().replicate) {
-    part.replica = replicate->rank();
-    part.replicas = replicate->size();
+  number_replicas(unit, flat, part);
+  for (const Run& run : runs_of(flat, index)) {
+    const auto inside = [&](int64_t element) { return std::clamp(element, run.local, run.local + run.numel); };
+    const int64_t begin = inside(slice.begin), end = inside(slice.end);
+    part.begin = run.whole + begin - run.local;
+    part.end = run.whole + end - run.local;
+    part.shard_offset = begin < end ? begin - slice.begin : 0;
+    part.leaf_offset = part.shard_offset + (use_orig_params ? 0 : slice.shard_offset);
+    to.push_back(part);
   }
-  return part;
 }
 
 }  // namespace
 
-at::Tensor HeldPart::values() const { return flat->slice_of(flat->shard(), index); }
+at::Tensor HeldPart::values() const { return flat->slice_of(flat->shard(), index).narrow(0, shard_offset, numel()); }
 
 std::pair<int64_t, int64_t> HeldPart::to_write() const {
   return {begin + numel() * replica / replicas, begin + numel() * (replica + 1) / replicas};
@@ -43,7 +94,7 @@ std::vector<HeldPart> held_parts(const ShardedModule& model) {
   for (const auto& unit : model.engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
-        parts.push_back(part_of(*unit, *flat, i, use_orig_params));
+        add_parts_of(*unit, *flat, i, use_orig_params, parts);
       }
     }
   }

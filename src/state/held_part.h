@@ -27,6 +27,9 @@ struct HeldPart {
   // The leaf that the optimizer has for the parameter, and the offset of this part in the leaf.
   at::Tensor leaf;
   int64_t leaf_offset = 0;
+  // Its offset among the parameter's elements in the shard: not 0 if the rank holds several ranges of a parameter that
+  // is split over ranks (tensor parallelism).
+  int64_t shard_offset = 0;
   // `replicas` ranks hold the same elements; this rank is number `replica` of them.
   int64_t replica = 0;
   int64_t replicas = 1;
@@ -42,7 +45,9 @@ struct HeldPart {
   std::pair<int64_t, int64_t> to_write() const;
 };
 
-// The parts of all parameters of the tree, in unit order, including empty parts.
+// The parts of all parameters of the tree, in unit order, including empty parts. Names, sizes and elements are those of
+// whole parameters. A parameter that is split into several layers (TensorParallelRule::sections) has a part for each of
+// them, which follow one another: as many on all ranks.
 std::vector<HeldPart> held_parts(const ShardedModule& model);
 
 // By a further name of a parameter that its module does not have, the parameter's FQN.

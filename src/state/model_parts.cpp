@@ -35,7 +35,7 @@ std::string stages_text(const ModelParts& parts) {
   return c10::Join(", ", stages);
 }
 
-bool is_first_of_parts(const ModelParts& parts) { return parts.front().model.engine().mesh().rank() == 0; }
+bool is_first_of_parts(const ModelParts& parts) { return parts.front().model.engine().mesh().is_first(); }
 
 TiedSavers savers_of_tied(const ModelParts& parts, const std::vector<std::string>& tied, const Exchange& exchange,
                           const std::string& name) {

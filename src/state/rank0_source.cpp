@@ -12,8 +12,10 @@ namespace {
 
 using nlohmann::json;
 
-// Broadcasts to the first rank of each copy of the model, and from it to the other ranks of the copy.
+// Broadcasts to the first rank of each other part and of each copy of the model, and from it to the other ranks of the
+// copy.
 void broadcast(const at::Tensor& tensor, const ProcessMesh& mesh, const CollectiveId& id) {
+  if (mesh.parts && mesh.rank() == 0) mesh.parts->broadcast(tensor, 0, id)->wait();
   if (mesh.world) {
     mesh.world->broadcast(tensor, 0, id)->wait();
     return;
@@ -26,7 +28,7 @@ void broadcast(const at::Tensor& tensor, const ProcessMesh& mesh, const Collecti
 
 json text_of_rank0(const Exchange& exchange, const std::string& name, const ProcessMesh& mesh,
                    const std::function<json()>& make) {
-  return json::parse(together(exchange, name, [&] { return mesh.rank() == 0 ? make().dump() : ""; }).front());
+  return json::parse(together(exchange, name, [&] { return mesh.is_first() ? make().dump() : ""; }).front());
 }
 
 json Rank0Tensors::describe(const TensorSource& source) {

@@ -56,7 +56,10 @@ ShardedStateDict state::sharded_values(const std::vector<HeldPart>& parts, const
   ShardedStateDict values;
   for (const HeldPart& part : parts) {
     const ShardedTensor tensor = part_of(part, part.values(), options);
-    for (const std::string& name : part.names) values[name] = tensor;
+    for (const std::string& name : part.names) {
+      const auto [here, is_new] = values.emplace(name, tensor);
+      if (!is_new) add_parts(name, here->second, tensor);
+    }
   }
   for (const auto& [name, value] : unsharded) values[name] = whole(value, options);
   return values;
@@ -110,7 +113,9 @@ ShardedOptimizerState state::sharded_optimizer(const std::vector<HeldPart>& part
     ShardedLeafState& of_parameter = state.state[part.fqn];
     of_parameter.scalars = kept->scalars;
     for (const auto& [name, tensor] : kept->tensors) {
-      of_parameter.tensors[name] = part_of(part, tensor.view(-1).narrow(0, part.leaf_offset, part.numel()), options);
+      const ShardedTensor here = part_of(part, tensor.view(-1).narrow(0, part.leaf_offset, part.numel()), options);
+      const auto [known, is_new] = of_parameter.tensors.emplace(name, here);
+      if (!is_new) add_parts(part.fqn, known->second, here);
     }
   }
   return state;

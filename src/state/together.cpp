@@ -24,6 +24,17 @@ void add_error(const std::string& error, size_t rank, std::vector<std::pair<std:
   to.push_back({error, {rank}});
 }
 
+// An exchange among the ranks of each group, for each rank of an outer group of theirs.
+Exchange nested(Exchange outer, Exchange inner) {
+  return [outer = std::move(outer), inner = std::move(inner)](const std::string& bytes) {
+    std::vector<std::string> all;
+    for (const std::string& of_group : outer(bytes)) {
+      for (std::string& of_rank : inner(of_group)) all.push_back(std::move(of_rank));
+    }
+    return all;
+  };
+}
+
 }  // namespace
 
 std::string outcome_of(const std::function<std::string()>& step) {
@@ -41,14 +52,9 @@ Exchange exchange_in(Communicator& group, const std::string& name) {
 }
 
 Exchange exchange_over(const ProcessMesh& mesh, const std::string& name) {
-  if (mesh.world) return exchange_in(*mesh.world, name);
-  return [in_copy = exchange_in(*mesh.shard, name), between = exchange_in(*mesh.replicate, name)](const auto& bytes) {
-    std::vector<std::string> all;
-    for (const std::string& of_copy : between(bytes)) {
-      for (std::string& of_rank : in_copy(of_copy)) all.push_back(std::move(of_rank));
-    }
-    return all;
-  };
+  Exchange exchange = mesh.world ? exchange_in(*mesh.world, name)
+                                 : nested(exchange_in(*mesh.replicate, name), exchange_in(*mesh.shard, name));
+  return mesh.parts ? nested(exchange_in(*mesh.parts, name), std::move(exchange)) : exchange;
 }
 
 std::vector<std::string> agree_on(const Exchange& exchange, const std::string& name, const std::string& outcome) {

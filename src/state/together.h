@@ -17,7 +17,8 @@ namespace fsdp::state {
 using Exchange = std::function<std::vector<std::string>(const std::string& bytes)>;
 // `name` is for errors. The group must outlive the result.
 Exchange exchange_in(Communicator& group, const std::string& name);
-// An exchange over all ranks of a mesh, even if it has no `world`.
+// An exchange over all ranks of a mesh, even if it has no `world`, and of the parts that other ranks hold. The first
+// rank comes first.
 Exchange exchange_over(const ProcessMesh& mesh, const std::string& name);
 
 // Runs `step` on this rank and returns the results of all ranks, in rank order. If it threw on any rank, throws

@@ -99,8 +99,11 @@ TEST_P(PipelinedRun, LeavesWhatItsDataParallelRanksLeaveAlone) {
   const Left alone = run_whole(config, folder, "alone", static_cast<int>(mesh.data_ranks));
   const Left got = run_whole(with_pipeline(config, mesh.schedule, mesh.degree), folder, "stages",
                              static_cast<int>(mesh.data_ranks * mesh.degree));
-  expect_same_metrics(got, alone, 0);
-  expect_same_weights(folder, "stages", "alone", 0);
+  // Products may depend on the alignment of their operands, and with several data-parallel ranks the parameters of a
+  // stage's root unit begin elsewhere in their buffer.
+  const double tolerance = mesh.data_ranks > 1 ? 1e-6 : 0;
+  expect_same_metrics(got, alone, tolerance);
+  expect_same_weights(folder, "stages", "alone", tolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(

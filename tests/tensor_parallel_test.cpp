@@ -1,0 +1,301 @@
+// Tests that plain modules train as in one process while their weights are split over ranks, under FSDP and without it.
+#include "fsdp/deferred_init.h"
+#include "fsdp/shard_norms.h"
+#include "support/faults/error_of.h"
+#include "support/nets/split_net.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
+
+namespace fsdp::tensor_parallel_test {
+namespace {
+
+using namespace fsdp::testing;  // not GoogleTest's
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::TestWithParam;
+using ::testing::Values;
+
+using Ranks = std::shared_ptr<Communicator>;
+using Weights = std::map<std::string, torch::Tensor>;
+
+using Shape = SplitNetShape;
+constexpr int kSteps = 20;
+
+// A large epsilon, because Adam divides small gradients by their own size, with their rounding errors.
+torch::optim::AdamWOptions optimizer_options() { return torch::optim::AdamWOptions(0.02).eps(1e-3); }
+
+double clip(const std::vector<torch::Tensor>& parameters) { return torch::nn::utils::clip_grad_norm_(parameters, 0.1); }
+
+struct Trained {
+  std::vector<double> losses, norms;
+  Weights weights;
+};
+
+// A shared parameter is listed once.
+std::vector<torch::Tensor> distinct_parameters(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> parameters;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    const auto same = [&](const torch::Tensor& known) { return known.is_same(parameter); };
+    if (std::none_of(parameters.begin(), parameters.end(), same)) parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+Trained train_alone(const Shape& shape, at::ScalarType dtype, int data_ranks) {
+  SplitNet net = make_split_net(shape, dtype);
+  const std::vector<torch::Tensor> parameters = distinct_parameters(*net);
+  torch::optim::AdamW optimizer(parameters, optimizer_options());
+  Trained result;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    double sum = 0;
+    for (int rank = 0; rank < data_ranks; ++rank) {
+      const torch::Tensor loss = net->loss(split_net_ids(step, rank)) / data_ranks;
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    result.losses.push_back(sum);
+    result.norms.push_back(clip(parameters));
+    optimizer.step();
+  }
+  result.weights = weights_of(*net);
+  return result;
+}
+
+Weights whole_weights(ShardedModule& sharded) {
+  Weights weights;
+  sharded.for_each_full_parameter(
+      [&](const std::string& fqn, const torch::Tensor& full) { weights[fqn] = full.clone(); });
+  return weights;
+}
+
+// ---------------------------------------------------------------- as in one process
+
+struct Mesh {
+  int data = 1, tensor = 2;
+};
+
+struct Case {
+  Mesh mesh;
+  ShardingStrategy strategy;
+  bool use_orig_params;
+  Shape shape;
+  at::ScalarType dtype;
+};
+
+Trained train_split(const Case& one, DeviceMesh& mesh) {
+  SplitNet net = make_split_net(one.shape, one.dtype);
+  Options options = split_net_options(mesh, one.shape, one.strategy);
+  options.use_orig_params = one.use_orig_params;
+  const auto sharded = fully_shard(*net, options);
+  torch::optim::AdamW optimizer(sharded->parameters(), optimizer_options());
+  Trained result;
+  for (int step = 0; step < kSteps; ++step) {
+    sharded->zero_grad();
+    const torch::Tensor loss = net->loss(split_net_ids(step, mesh.rank("dp_shard")));
+    loss.backward();
+    result.losses.push_back(loss.item<double>());
+    result.norms.push_back(sharded->clip_grad_norm_(0.1).item<double>());
+    optimizer.step();
+  }
+  result.weights = whole_weights(*sharded);
+  return result;
+}
+
+class SplitNets : public TestWithParam<Case> {};
+
+TEST_P(SplitNets, TrainAsInOneProcess) {
+  const Case& one = GetParam();
+  const auto [data, tensor] = one.mesh;
+  const Trained expected = train_alone(one.shape, one.dtype, data);
+  const double tolerance = one.dtype == torch::kFloat64 ? 1e-12 : 1e-5;
+  run_ranks(data * tensor, [&, data = data, tensor = tensor](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", data}, {"tp", tensor}});
+    const Trained found = train_split(one, mesh);
+    for (int step = 0; step < kSteps; ++step) {
+      if (data == 1) EXPECT_NEAR(found.losses[step], expected.losses[step], tolerance * 10) << step;
+      EXPECT_NEAR(found.norms[step], expected.norms[step], tolerance * 10 * expected.norms[step]) << step;
+    }
+    ASSERT_EQ(found.weights.size(), expected.weights.size());
+    for (const auto& [fqn, weight] : expected.weights) {
+      EXPECT_TRUE(found.weights.at(fqn).allclose(weight, tolerance, tolerance))
+          << fqn << ' ' << (found.weights.at(fqn) - weight).abs().max();
+    }
+  });
+}
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  const Case& one = info.param;
+  return c10::str(one.mesh.data, "x", one.mesh.tensor, "ranks_", to_string(one.strategy),
+                  one.use_orig_params ? "" : "_flat", one.shape.tied ? "_tied" : "",
+                  one.shape.recomputes ? "_again" : "", "_heads", one.shape.shared,
+                  one.dtype == torch::kFloat64 ? "" : "_fp32");
+}
+
+using enum ShardingStrategy;
+constexpr Shape kEven{4, 2, false, false}, kUneven{6, 3, false, false}, kTied{6, 3, true, false},
+    kAgain{6, 3, true, true}, kFive{5, 5, false, false};
+INSTANTIATE_TEST_SUITE_P(All, SplitNets,
+                         Values(Case{{1, 2}, kNoShard, true, kEven, torch::kFloat64},
+                                Case{{1, 2}, kNoShard, true, kUneven, torch::kFloat64},
+                                Case{{1, 2}, kFullShard, false, kTied, torch::kFloat64},
+                                Case{{1, 3}, kFullShard, true, kUneven, torch::kFloat64},
+                                Case{{1, 3}, kFullShard, true, kFive, torch::kFloat32},
+                                Case{{1, 2}, kFullShard, true, kAgain, torch::kFloat64},
+                                Case{{2, 2}, kFullShard, true, kTied, torch::kFloat64},
+                                Case{{2, 2}, kFullShard, true, kUneven, torch::kFloat32},
+                                Case{{2, 2}, kShardGradOp, false, kAgain, torch::kFloat64},
+                                Case{{2, 2}, kNoShard, true, kUneven, torch::kFloat64}),
+                         name_of);
+
+// ---------------------------------------------------------------- initial values, norms, communication
+
+TEST(SplitParameters, InitialValuesDoNotDependOnTheMesh) {
+  const Weights expected = weights_of(*make_split_net(kTied));
+  for (const bool deferred : {false, true}) {
+    run_ranks(3, [&](Ranks world) {
+      DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 3}});
+      const auto make = [] { return make_split_net(kTied); };
+      SplitNet net = deferred ? deferred_init(make) : make();
+      const auto sharded = fully_shard(*net, split_net_options(mesh, kTied));
+      const Weights found = whole_weights(*sharded);
+      for (const auto& [fqn, weight] : expected) EXPECT_TRUE(found.at(fqn).equal(weight)) << fqn;
+      EXPECT_EQ(net->layers[0]->as<SplitLayerImpl>()->down->weight.sizes(),
+                torch::IntArrayRef({Shape::kWidth, world->rank() < 2 ? 4 : 3}));
+    });
+  }
+}
+
+TEST(SplitParameters, NormsCountEachElementOnce) {
+  SplitNet alone = make_split_net(kUneven);
+  alone->loss(split_net_ids(0, 0)).backward();
+  run_ranks(2, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven);
+    const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven));
+    net->loss(split_net_ids(0, 0)).backward();
+    for (const double type : {1.0, 2.0, static_cast<double>(INFINITY)}) {
+      const double expected = torch::nn::utils::clip_grad_norm_(alone->parameters(), 1e9, type);
+      EXPECT_NEAR(sharded->grad_norm(type).item<double>(), expected, 1e-12 * expected) << type;
+    }
+    const auto names = sharded->named_parameters();
+    const std::vector<double> norms = parameter_norms(*sharded, NormOf::kGradient);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const double expected = alone->named_parameters()[names[i].first].grad().norm().item<double>();
+      EXPECT_NEAR(norms[i], expected, 1e-12) << names[i].first;
+    }
+  });
+}
+
+// Layers that use one tensor add its gradient up once: Megatron's two sums a layer in forward and two in backward.
+TEST(SplitParameters, ALayerAddsUpTwiceForwardAndTwiceBackward) {
+  run_ranks(2, [](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven);
+    const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven));
+    const auto group = mesh.group("tp");
+    const torch::Tensor ids = split_net_ids(0, 0);
+    const torch::Tensor x = torch::ones({2, 5, Shape::kWidth}, torch::kFloat64).requires_grad_();
+    const auto layer = net->layers[0]->as<SplitLayerImpl>();
+    layer->forward(x);  // the ranks compare how they shard
+    const uint64_t before = group->bytes_sent();
+    const torch::Tensor y = layer->forward(x);
+    const uint64_t forward = group->bytes_sent() - before;
+    EXPECT_EQ(forward, 2 * x.nbytes());  // each of two ranks sends half of the sum and half of its own values
+    y.sum().backward();
+    const uint64_t of_norm = Shape::kHead * 2 * sizeof(double);  // of weight and bias of the heads' norm
+    EXPECT_EQ(group->bytes_sent() - before - forward, 2 * x.nbytes() + of_norm);
+  });
+}
+
+// ---------------------------------------------------------------- errors
+
+std::string error_in_forward(const std::function<torch::Tensor(SplitLayerImpl&, const torch::Tensor&)>& use) {
+  std::string text;
+  run_ranks(2, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven, torch::kFloat32);
+    const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven));
+    const std::string error =
+        error_of([&] { use(*net->layers[1]->as<SplitLayerImpl>(), torch::ones({3, Shape::kWidth})); });
+    if (world->rank() == 0) text = error;
+  });
+  return text;
+}
+
+TEST(SplitParameters, OtherUsesAreRefusedByName) {
+  const auto refused = [](const std::string& op, const std::string& why = "") {
+    return AllOf(HasSubstr(op), HasSubstr("'layers.1.down.weight', which is split along dimension 1 over 2 ranks"),
+                 HasSubstr(why));
+  };
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor&) { return layer.down->weight.sum(); }),
+              refused("aten::sum"));
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor& x) {
+                return torch::matmul(x, layer.down->weight.slice(1, 0, 2));
+              }),
+              refused("aten::matmul", "not the whole weight"));
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor& x) {
+                return torch::matmul(layer.down->weight, x.t());
+              }),
+              refused("aten::matmul", "its other arguments are whole"));
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor&) {
+                const torch::NoGradGuard no_grad;
+                return layer.down->weight.zero_();
+              }),
+              refused("aten::zero_", "it writes to it"));
+}
+
+TEST(SplitParameters, DoubleBackwardIsRefused) {
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor& x) {
+                const torch::Tensor y = layer.down->forward(torch::tanh(layer.up->forward(x).chunk(2, -1)[0]));
+                return torch::autograd::grad({y.sum()}, {layer.up->weight}, {}, true, /*create_graph=*/true)[0];
+              }),
+              HasSubstr("double backward (create_graph)"));
+}
+
+TEST(SplitParameters, PlansThatCannotBeFollowedAreRefused) {
+  const auto error_with = [](const TensorParallelRule& rule, int ranks = 2) {
+    return errors_of_ranks(ranks, [&](Ranks world) {
+      DeviceMesh mesh = DeviceMesh::make(world, {{"tp", ranks}});
+      SplitNet net = make_split_net(kUneven, torch::kFloat32);
+      Options options = split_net_options(mesh, kUneven);
+      options.tensor_parallel->plan.insert(options.tensor_parallel->plan.begin(), rule);
+      fully_shard(*net, options);
+    })[0];
+  };
+  using enum SplitStyle;
+  EXPECT_THAT(error_with({"layers.*.gate", kColwise}),
+              HasSubstr("the rule 'layers.*.gate' (colwise) matches no module with parameters"));
+  EXPECT_THAT(error_with({"layers.*.up", kColwise, 3}),
+              AllOf(HasSubstr("cannot split parameter 'layers.0.up.weight'"), HasSubstr("22 elements"),
+                    HasSubstr("into 3 equal groups")));
+  EXPECT_THAT(error_with({"layers.*.attention.q", kColwise, 1}), HasSubstr("2 ranks cannot each get one of 1 group"));
+  EXPECT_THAT(error_with({"layers.*.up", kColwise, 1, {3, 4}}), HasSubstr("the sections have 7 elements"));
+  EXPECT_THAT(error_with({"layers.*.norm", kVocabulary}), HasSubstr("it has 1 dimensions"));
+}
+
+TEST(SplitParameters, RanksWithOtherPlansAreNamed) {
+  const std::vector<std::string> errors = errors_of_ranks(2, [](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven, torch::kFloat32);
+    Options options = split_net_options(mesh, kUneven);
+    if (world->rank() == 1) options.tensor_parallel->plan.pop_back();
+    fully_shard(*net, options);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr("the plan of rank 1 differs from that of rank 0"));
+  }
+}
+
+TEST(SplitParameters, WholeParametersAreRefusedToScopesThatNeedThem) {
+  run_ranks(2, [](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven, torch::kFloat32);
+    const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven));
+    EXPECT_THAT(error_of([&] { sharded->with_full_params([] {}); }),
+                AllOf(HasSubstr("summon_full_params needs whole parameters"), HasSubstr("split along dimension")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::tensor_parallel_test
