@@ -4,6 +4,8 @@ moment; counts test cases over all of them.
 
 What took longest the last time (test_durations.json in the build folder) starts first. Each program has a temporary
 folder of its own; a file there, in shared memory, or a process that it leaves when it ends, counts as a failure.
+A few tests that fail run once more by themselves, when all others have ended: tests that wait depend on how busy the
+machine is. One that passes then is reported as unstable, and does not count as failed.
 The last line reads "N passed, N failed", with ", N skipped" when any were. A program that crashes, runs out of time or
 runs no test counts as failed. The exit status is 0 only when nothing failed.
 """
@@ -181,6 +183,49 @@ def end_group(process):
         time.sleep(1)
 
 
+MOST_TO_REPEAT = 3  # failed tests of one program; more of them fail for a reason of their own
+
+
+def repeated(run):
+    """The program that runs the tests of a run again that failed; None if these are not a few tests that are known by
+    name."""
+    names, program = run.outcome.failed, run.program
+    if not names or len(names) > MOST_TO_REPEAT or any(re.search(r"[\s()*:]", name) for name in names):
+        return None
+    if program.parse is parse_gtest_json:
+        command = [*program.command[:2], "--gtest_filter=" + ":".join(names)]
+    elif program.parse is parse_junit_xml and "python" in program.labels:
+        first = next(i for i, argument in enumerate(program.command) if argument.endswith(".py"))
+        last = max(i for i, argument in enumerate(program.command) if argument.endswith(".py"))
+        by_module = {".".join(Path(file).with_suffix("").parts): file for file in program.command[first : last + 1]}
+        modules = {name: next((m for m in by_module if name.startswith(m + ".")), None) for name in names}
+        if None in modules.values():
+            return None
+        nodes = [f"{by_module[module]}::{name[len(module) + 1 :]}" for name, module in modules.items()]
+        command = [*program.command[:first], *nodes, *program.command[last + 1 :]]
+    else:
+        return None
+    return dataclasses.replace(program, name=f"{program.name}_again", command=command)
+
+
+def repeat_failures(runs, timeout, reports):
+    """Runs the few tests that failed again, one program after the other. Returns the names of those that passed then,
+    which are taken out of their runs' failures."""
+    unstable = []
+    for run in runs:
+        program = repeated(run)
+        if not program:
+            continue
+        program.report.unlink(missing_ok=True)
+        again = run_now(program, timeout, reports)
+        report_run(again)
+        if not again.outcome.failed and again.outcome.passed == len(run.outcome.failed):
+            unstable += [f"{run.program.name}: {name}" for name in run.outcome.failed]
+            run.outcome.passed += again.outcome.passed
+            run.outcome.failed = []
+    return unstable
+
+
 class Slots:
     """How many programs run at a time. The Python tests often wait for processes that start, so that three of their
     programs take no more of the machine than two others. Programs get their slots in the order in which they ask."""
@@ -351,12 +396,15 @@ def main():
             for finished in concurrent.futures.as_completed(started):
                 runs.append(finished.result())
                 report_run(runs[-1])
+        unstable = repeat_failures(runs, options.timeout, reports)
         durations.update((run.program.name, round(run.seconds, 1)) for run in runs)
         durations_path.write_text(json.dumps(durations, indent=1, sort_keys=True) + "\n")
 
     failed = [f"{run.program.name}: {name}" for run in runs for name in run.outcome.failed]
     failed += [f"left {name} in {SHARED_MEMORY}" for name in left_in_shared_memory(shared_memory)]
     skipped = sum(run.outcome.skipped for run in runs)
+    for name in unstable:
+        print(f"UNSTABLE {name} failed beside other programs, and passed by itself")
     for name in failed:
         print(f"FAILED {name}")
     print(

@@ -109,12 +109,13 @@ TEST_P(SplitNets, TrainAsInOneProcess) {
   const auto [data, tensor] = one.mesh;
   const Trained expected = train_alone(one.shape, one.dtype, data);
   const double tolerance = one.dtype == torch::kFloat64 ? 1e-12 : 1e-5;
+  const double of_norms = one.dtype == torch::kFloat64 ? 1e-11 : 1e-3;  // those of small gradients
   run_ranks(data * tensor, [&, data = data, tensor = tensor](Ranks world) {
     DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", data}, {"tp", tensor}});
     const Trained found = train_split(one, mesh);
     for (int step = 0; step < kSteps; ++step) {
       if (data == 1) EXPECT_NEAR(found.losses[step], expected.losses[step], tolerance * 10) << step;
-      EXPECT_NEAR(found.norms[step], expected.norms[step], tolerance * 10 * expected.norms[step]) << step;
+      EXPECT_NEAR(found.norms[step], expected.norms[step], of_norms * expected.norms[step]) << step;
     }
     ASSERT_EQ(found.weights.size(), expected.weights.size());
     for (const auto& [fqn, weight] : expected.weights) {

@@ -112,6 +112,44 @@ def test_failure_is_counted_named_and_shown(run_tests):
     assert result.returncode == 1
 
 
+# Fails the first time, and runs only that test the second time.
+UNSTABLE = """first = not os.path.exists(__file__ + "-ran")
+open(__file__ + "-ran", "w").close()
+assert first or sys.argv[2:] == ["--gtest_filter=Suite.Bad"], sys.argv
+bad = ("Bad", {"result": "COMPLETED", **({"failures": [{"failure": "x"}]} if first else {})})
+report([("Good", {"result": "COMPLETED"}), bad] if first else [bad])
+sys.exit(1 if first else 0)"""
+
+
+def test_a_test_that_passes_by_itself_is_unstable_and_no_failure(run_tests):
+    result = run_tests({"a_test": PASSING, "b_test": UNSTABLE})
+    assert last_line(result) == "3 passed, 0 failed, 1 skipped"
+    assert "b_test: 1 passed, 1 failed" in result.stdout
+    assert "UNSTABLE b_test: Suite.Bad" in result.stdout
+    assert result.returncode == 0
+
+
+def test_many_failures_are_not_repeated(run_tests):
+    cases = ", ".join(f'("Bad{i}", {{"result": "COMPLETED", "failures": [{{"failure": "x"}}]}})' for i in range(4))
+    body = f"assert len(sys.argv) < 3\nprint('ran')\nreport([{cases}])\nsys.exit(1)"
+    result = run_tests({"a_test": body})
+    assert last_line(result) == "0 passed, 4 failed"
+    assert result.stdout.count("ran\n") == 1
+
+
+def test_python_tests_are_repeated_by_name(run_tests, tmp_path, monkeypatch):
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "test_some.py").write_text(
+        "import os, pytest\n@pytest.mark.parametrize('value', [1, 2])\ndef test_small(value):\n"
+        "    first = not os.path.exists(__file__ + '-ran')\n    open(__file__ + '-ran', 'w').close()\n"
+        "    assert value > 1 or not first\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = run_tests({"a_test": PASSING}, "--pytest", "python")
+    assert last_line(result) == "3 passed, 0 failed, 1 skipped"
+    assert "UNSTABLE pytest: python.test_some.test_small[1]" in result.stdout
+
+
 def test_crash_fails_the_running_test_and_keeps_those_before_it(run_tests):
     result = run_tests({"a_test": CRASHING})
     assert last_line(result) == "1 passed, 1 failed"
