@@ -37,7 +37,9 @@ enum class SplitStyle : uint8_t {
   // As kRowwise, but each rank has the whole input, and takes its part (rowwise_split_input).
   kRowwiseOfWhole,
   // The table of an embedding is cut along its rows, that is, along the vocabulary (embedding_rowwise). Each rank looks
-  // up its own rows, and the results are added up.
+  // up its own rows, and the results are added up. A head that shares the table, and has no rule of its own, gathers
+  // its
+  // outputs.
   kVocabulary,
   // All parameters stay whole, but each rank uses them on its part of the values, so their gradients are added up over
   // the ranks: a norm of each head's queries (replicated_with_grad_allreduce).

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <vector>
 
+#include "fsdp/tensor_parallel.h"
 #include "models/language_model.h"
 
 namespace fsdp::models {
@@ -23,6 +25,11 @@ class CausalLM : public LanguageModel {
   virtual double flops_per_token(int64_t sequence_length) const = 0;
   // FLOPs of one token that activation checkpointing, as currently set, computes again.
   virtual double recomputed_flops_per_token(int64_t sequence_length) const = 0;
+
+  // How its weights are split over ranks (Options::tensor_parallel), for the modules that it has: those of a stage, if
+  // others were dropped. Experts, and norms over all heads, stay whole. Each rank must be able to get a head of keys.
+  // Throws if the model draws random numbers in forward (dropout), which would differ between ranks.
+  virtual std::vector<TensorParallelRule> tensor_parallel_plan() const = 0;
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`. On the meta

@@ -109,6 +109,7 @@ class GPT2LMHeadModelImpl : public CausalLM, public StagedLM {
   double flops_per_token(int64_t sequence_length) const override;
   double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
+  std::vector<TensorParallelRule> tensor_parallel_plan() const override;
 
   int64_t num_blocks() const override { return config_.n_layer; }
   // Throws if the sequence is longer than n_positions.

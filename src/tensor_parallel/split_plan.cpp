@@ -108,7 +108,7 @@ Split SplitPlan::split_by(const TensorParallelRule& rule, const std::string& nam
   part->dim = *dim;
   part->of_rank = flat::deal_groups(sections, groups, size_);
   part->rank = rank_;
-  part->gathers_outputs = rule.style == SplitStyle::kColwiseGathered;
+  part->gathers_outputs = rule.style == SplitStyle::kColwiseGathered || rule.style == SplitStyle::kVocabulary;
   part->takes_part_of_inputs = rule.style == SplitStyle::kRowwiseOfWhole;
   return {part, false};
 }
@@ -127,7 +127,7 @@ Split SplitPlan::of(const std::vector<std::string>& modules, const std::string& 
                      : !split.part && !found->part && split.shared_by_parts == found->shared_by_parts,
                 "fsdp: tensor_parallel: parameter '", name, "' is shared by the modules '", c10::Join("', '", modules),
                 "', which the plan does not split alike");
-    if (both && (split.part->gathers_outputs || split.part->takes_part_of_inputs)) found = split;
+    if (both && rule->style != SplitStyle::kVocabulary) found = split;  // how a head uses the table
   }
   return found.value_or(Split{});
 }

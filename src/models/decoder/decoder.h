@@ -98,6 +98,7 @@ class DecoderForCausalLMImpl : public CausalLM, public StagedLM {
   double flops_per_token(int64_t sequence_length) const override;
   double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
+  std::vector<TensorParallelRule> tensor_parallel_plan() const override;
 
   int64_t num_blocks() const override { return static_cast<int64_t>(config_.layers.size()); }
   Activations embed(const at::Tensor& input_ids) override { return {model_->embed(input_ids)}; }

@@ -40,14 +40,20 @@ DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& hidd
                                                           const RotaryFactors& rotary) {
   const auto rotated = [&](const at::Tensor& x) { return rotary.cos.defined() ? apply_rotary(x, rotary) : x; };
   if (qkv_proj_) {
-    const std::vector<at::Tensor> parts =
-        qkv_proj_(hidden_states).split_with_sizes({query_size_, key_size_, key_size_}, -1);
+    const at::Tensor projected = qkv_proj_(hidden_states);
+    const std::vector<at::Tensor> parts = projected.split_with_sizes(sizes_of(projected.size(-1)), -1);
     return {rotated(heads(parts[0], q_norm_)), rotated(heads(parts[1], k_norm_)), heads(parts[2], no_norm_)};
   }
   // One after the other: each projection is freed as soon as it is rotated.
   at::Tensor query = rotated(heads(q_proj_(hidden_states), q_norm_));
   at::Tensor key = rotated(heads(k_proj_(hidden_states), k_norm_));
   return {std::move(query), std::move(key), heads(v_proj_(hidden_states), no_norm_)};
+}
+
+// With tensor parallelism, a rank has a part of the heads, but as many heads of queries for each of keys.
+std::vector<int64_t> DecoderAttentionImpl::sizes_of(int64_t projected) const {
+  const int64_t all = query_size_ + 2 * key_size_;
+  return {projected * query_size_ / all, projected * key_size_ / all, projected * key_size_ / all};
 }
 
 at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& norm) const {

@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <vector>
+
 #include "models/attention.h"
 #include "models/decoder/decoder_config.h"
 #include "models/layers.h"
@@ -24,6 +26,8 @@ class DecoderAttentionImpl : public torch::nn::Module {
     at::Tensor query, key, value;
   };
   Heads project(const at::Tensor& hidden_states, const RotaryFactors& rotary);
+  // The sizes of queries, keys and values in the output of the fused projection.
+  std::vector<int64_t> sizes_of(int64_t projected) const;
   // Applies the norm and the limit, and returns [batch, heads, sequence, head_dim]. `norm`: null for values.
   at::Tensor heads(const at::Tensor& projection, RMSNorm& norm) const;
 
