@@ -77,7 +77,8 @@ class SavingStages {
 void pass_on(const PipelinedModel& model, c10::Device device, bool rank0_only,
              const std::vector<state::StageTensor>& own, const state::StageExchange::VisitOwn& visit_own,
              const state::StageExchange::Take& take) {
-  const bool is_first_of_stage = model.mesh.rank("dp_replicate") == 0 && model.mesh.rank("dp_shard") == 0;
+  const bool is_first_of_stage =
+      model.mesh.rank("dp_replicate") == 0 && model.mesh.rank("dp_shard") == 0 && model.mesh.rank("tp") == 0;
   if (rank0_only && !is_first_of_stage) return visit_own([](const Names&, const at::Tensor&) {});
   state::StageExchange exchange(*model.mesh.group("pp"), device, own);
   rank0_only ? exchange.to_rank_0(visit_own, take) : exchange.to_all(visit_own, take);

@@ -150,7 +150,7 @@ void Exchange::add_up(const at::Tensor& values, const std::string& name, Pass pa
 }
 
 at::Tensor Exchange::whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name) {
-  return gathered(mine.movedim(part.dim, -1), part, name, Pass::kUser).movedim(-1, part.dim);
+  return gathered(mine.movedim(part.dim, -1), part, name, Pass::kUser).movedim(-1, part.dim).contiguous();
 }
 
 // Parts may differ in size, so each travels in a row of the largest.

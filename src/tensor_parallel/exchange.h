@@ -53,7 +53,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   // Adds `values`, which are dense, up over the ranks, in place.
   void add_up(const at::Tensor& values, const std::string& name, Pass pass);
-  // Returns the whole of a parameter of which `mine` is this rank's part.
+  // Returns the whole of a parameter of which `mine` is this rank's part, row-major.
   at::Tensor whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name);
   // Returns values of which each rank has some channels.
   at::Tensor gathered(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name, Pass pass);

@@ -131,6 +131,7 @@ struct ParallelismConfig {
   std::optional<int64_t> pipeline_layers_per_stage;  // pipeline_parallel_layers_per_stage
   int64_t pipeline_first_stage_less_layers = 1;      // pipeline_parallel_first_stage_less_layers
   int64_t pipeline_last_stage_less_layers = 1;       // pipeline_parallel_last_stage_less_layers
+  int64_t tensor_degree = 1;                         // tensor_parallel_degree
 
   bool operator==(const ParallelismConfig&) const = default;
 };

@@ -225,6 +225,23 @@ void check_pipeline(const Config& c) {
   }
 }
 
+// Refuses what does not go together with split weights.
+void check_tensor_parallelism(const Config& c) {
+  const int64_t degree = c.parallelism.tensor_degree;
+  if (degree == 1) return;
+  const std::string split = c10::str(", but \"tensor_parallel_degree\" is ", degree, "; ");
+  if (c.sharding.wrap_policy == UnitsBy::kAutoUnits) {
+    contradiction("key \"wrap_policy\" is \"auto_units\"" + split +
+                  "accepted: " + join_or({"transformer", "size", "none"}));
+  }
+  if (c.model.fused_loss) contradiction("key \"fused_loss\" is true" + split + "accepted: false");
+  const bool knows_group = c.sharding.factor || c.parallelism.shard_degree || c.parallelism.replicate_degree;
+  if (is_hybrid(c.sharding.strategy) && !knows_group) {
+    contradiction("key \"sharding_strategy\" is \"" + config_name(c.sharding.strategy) + "\"" + split +
+                  "give \"data_parallel_replicate_degree\" or \"data_parallel_shard_degree\"");
+  }
+}
+
 }  // namespace
 
 void check_combinations(const Config& c) {
@@ -245,6 +262,7 @@ void check_combinations(const Config& c) {
   check_accumulation(c);
   check_resharding(c);
   check_pipeline(c);
+  check_tensor_parallelism(c);
 }
 
 void check_for_world_size(const Config& config, int64_t world_size) {

@@ -21,10 +21,18 @@ struct GivenGroup {
   bool counts_copies = false;
 };
 
+// Returns how many ranks are left for each part if `degree` of `ranks` hold different ones.
+int64_t ranks_left(const char* key, int64_t degree, int64_t ranks, const char* kind) {
+  if (ranks % degree == 0) return ranks / degree;
+  throw ConfigError(c10::str("key \"", key, "\": ", degree, " does not divide ", ranks, " rank(s)", kind,
+                             "; accepted: ", divisors(ranks, 1, ranks)));
+}
+
 int64_t data_parallel_ranks(const ParallelismConfig& parallelism, int64_t world_size) {
-  if (world_size % parallelism.pipeline_degree == 0) return world_size / parallelism.pipeline_degree;
-  throw ConfigError(c10::str("key \"pipeline_parallel_degree\": ", parallelism.pipeline_degree, " does not divide ",
-                             world_size, " rank(s); accepted: ", divisors(world_size, 1, world_size)));
+  const int64_t pipeline = parallelism.pipeline_degree;
+  const int64_t of_stage = ranks_left("pipeline_parallel_degree", pipeline, world_size, "");
+  return ranks_left("tensor_parallel_degree", parallelism.tensor_degree, of_stage,
+                    pipeline > 1 ? " of each stage" : "");
 }
 
 GivenGroup group_of_replicas(int64_t replicas, int64_t data) {
@@ -58,6 +66,7 @@ void check_fits(const GivenGroup& given, const ShardingConfig& sharding, int64_t
 ParallelDegrees parallel_degrees(const Config& config, int64_t world_size) {
   const ParallelismConfig& parallelism = config.parallelism;
   ParallelDegrees degrees{.pipeline = parallelism.pipeline_degree,
+                          .tensor = parallelism.tensor_degree,
                           .data = data_parallel_ranks(parallelism, world_size)};
   std::vector<GivenGroup> given;
   if (config.sharding.factor) given.push_back({"sharding_factor", *config.sharding.factor, *config.sharding.factor});

@@ -26,7 +26,8 @@ std::vector<ConfigKey> parallelism_keys() {
        .meaning = "Ranks of a pipeline, a divisor of the number of ranks. Above 1, a causal language model is cut into "
                   "stages, one or several for each rank of the pipeline, and the passes of "
                   "`gradient_accumulation_steps` are micro-batches that go through the stages one after the other. The "
-                  "ranks left for each stage are data-parallel. With shard_grad_op, stages gather their parameters "
+                  "ranks left for each stage are data-parallel, or tensor-parallel. With shard_grad_op, stages gather "
+                  "their parameters "
                   "once in a step; with full_shard, in each pass.",
        .range = kAtLeastOne},
       {.section = section,
@@ -51,6 +52,13 @@ std::vector<ConfigKey> parallelism_keys() {
        .member = {&Config::parallelism, &ParallelismConfig::pipeline_last_stage_less_layers},
        .meaning = "Blocks that the last stage has less than others, because it has the head and the loss.",
        .range = kAtLeastZero},
+      {.section = section,
+       .name = "tensor_parallel_degree",
+       .member = {&Config::parallelism, &ParallelismConfig::tensor_degree},
+       .meaning = "Neighbouring ranks that split the weights of each layer, which must be of a causal language model, "
+                  "and read the same samples. A divisor of the number of ranks, at most the number of heads of keys. "
+                  "The other ranks shard each part, or hold stages of a pipeline.",
+       .range = kAtLeastOne},
   };
 }
 

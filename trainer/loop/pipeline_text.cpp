@@ -5,8 +5,10 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <utility>
 
 #include "loop/exchange.h"
+#include "state/held_part.h"
 
 namespace fsdp::trainer {
 
@@ -29,7 +31,10 @@ std::string schedule_text(const Config& config, const PipelineLayout& layout) {
 
 int64_t parameters_of(const ShardedModule& sharded) {
   int64_t count = 0;
-  for (const ShardSlice& slice : sharded.shard_slices()) count += c10::multiply_integers(slice.sizes);
+  std::string last;  // a split parameter may have several parts, which follow one another
+  for (const state::HeldPart& held : state::held_parts(sharded)) {
+    if (held.fqn != std::exchange(last, held.fqn)) count += c10::multiply_integers(held.sizes);
+  }
   return count;
 }
 
@@ -50,7 +55,7 @@ std::map<int, int64_t> parameters_of_stages(Communicator& pipeline, const Sharde
 
 // The ranks with the same place in the pipeline are neighbours.
 std::string ranks_text(const RankGroups& groups, int pipeline_rank) {
-  const int count = groups.data->size(), first = pipeline_rank * count;
+  const int count = groups.world->size() / groups.mesh->size("pp"), first = pipeline_rank * count;
   return count == 1 ? c10::str("rank ", first) : c10::str("ranks ", first, " to ", first + count - 1);
 }
 
@@ -58,9 +63,11 @@ std::string ranks_text(const RankGroups& groups, int pipeline_rank) {
 
 std::vector<std::string> pipeline_lines(const Config& config, const TrainingInputs& inputs, const RankGroups& groups,
                                         const ShardedParts& parts) {
-  if (!inputs.pipeline) return {};
+  if (!groups.mesh) return {};
+  std::vector<std::string> lines = {mesh_text(*groups.mesh)};
+  if (!inputs.pipeline) return lines;
   const PipelineLayout& layout = *inputs.pipeline;
-  std::vector<std::string> lines = {mesh_text(*groups.mesh), schedule_text(config, layout)};
+  lines.push_back(schedule_text(config, layout));
   for (const auto& [stage, parameters] : parameters_of_stages(*groups.mesh->group("pp"), parts)) {
     const auto index = static_cast<size_t>(stage);
     lines.push_back(c10::str("  stage ", stage, ", ", ranks_text(groups, layout.schedule.rank_of_stage[index]), ": ",

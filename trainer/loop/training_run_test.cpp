@@ -396,7 +396,8 @@ Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>&
       folder.config(), at::TensorOptions(at::kFloat).device(at::kMeta));
   const models::PretrainedWeights weights(std::move(folder), *model);
   Options options = sharding_options(config, *model, world);
-  if (from_rank_0) read_on_rank_0(weights, *model, options);
+  if (from_rank_0) read_whole(weights, *model, options);
+  options.sync_module_states = from_rank_0;
   const auto handle = fully_shard(*model, options);
   if (!from_rank_0) load_into_shards(weights, *handle);
   Weights shards;

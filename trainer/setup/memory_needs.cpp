@@ -32,10 +32,10 @@ Sizes sizes_of(const models::PretrainedModel& model) {
 
 int64_t bytes_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-// Returns how many copies of the whole model all ranks of one host hold together, with stages of equal size.
+// Returns how many copies of the whole model all ranks of one host hold together, with stages and parts of equal size.
 double copies_on_host(const Config& config, const HostRanks& ranks) {
   const ParallelDegrees degrees = parallel_degrees(config, ranks.world);
-  const auto local = static_cast<double>(ranks.local), stages = static_cast<double>(degrees.pipeline);
+  const auto local = static_cast<double>(ranks.local), stages = static_cast<double>(degrees.pipeline * degrees.tensor);
   if (config.sharding.strategy == ShardingStrategy::kNoShard) return local / stages;
   if (!is_hybrid(config.sharding.strategy)) return local / static_cast<double>(ranks.world);
   return degrees.shard_group ? local / static_cast<double>(*degrees.shard_group) / stages : 1.0;

@@ -36,7 +36,7 @@ void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Mod
   }
 }
 
-void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options) {
+void read_whole(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options) {
   // The parameters of each module, each under its first name only.
   std::unordered_map<const torch::nn::Module*, std::vector<std::pair<std::string, at::Tensor>>> parameters;
   std::unordered_set<const at::TensorImpl*> known;
@@ -47,7 +47,6 @@ void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::M
       }
     }
   }
-  options.sync_module_states = true;
   options.param_init_fn = [&weights, parameters = std::move(parameters)](torch::nn::Module& module) {
     for (const auto& [name, value] : parameters.at(&module)) weights.read_range(name, 0, value.numel(), value.view(-1));
   };

@@ -18,9 +18,9 @@ void load_into_shards(const models::PretrainedWeights& weights, const ShardedMod
 // Fills all buffers of the sharded model, whole.
 void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Module& model);
 
-// Sets `options` so that fully_shard of `model`, whose parameters are on the meta device, loads the weights: rank 0
-// reads whole parameters, one unit at a time, and sends them to the other ranks. `weights` must outlive the call of
-// fully_shard.
-void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
+// Sets `options` so that fully_shard of `model`, whose parameters are on the meta device, reads whole parameters of the
+// weights, one unit at a time: on each rank or, with sync_module_states, on rank 0, which sends them to the others.
+// `weights` must outlive the call of fully_shard.
+void read_whole(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
 
 }  // namespace fsdp::trainer

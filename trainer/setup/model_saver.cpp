@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <utility>
 
+#include "state/held_part.h"
 #include "state/stage_exchange.h"
 #include "state/together.h"
 
@@ -19,8 +21,11 @@ class SavedTensors {
   SavedTensors(const ShardedPart& part, const std::vector<std::string>& tied) : part_(part), tied_(tied) {}
 
   void describe(std::vector<state::StageTensor>& tensors) const {
-    for (const ShardSlice& slice : part_.sharded->shard_slices()) {
-      if (saves(slice.fqn)) tensors.push_back({{slice.fqn}, {slice.data.scalar_type(), slice.sizes, {}}});
+    std::string last;  // a split parameter may have several parts, which follow one another
+    for (const state::HeldPart& held : state::held_parts(*part_.sharded)) {
+      if (held.fqn != std::exchange(last, held.fqn) && saves(held.fqn)) {
+        tensors.push_back({{held.fqn}, {held.dtype(), held.sizes, {}}});
+      }
     }
     for (const auto& buffer : part_.model.module().named_buffers()) {
       tensors.push_back({{buffer.key()}, {buffer.value().scalar_type(), buffer.value().sizes().vec(), {}}});
@@ -67,7 +72,7 @@ void save_folder(const fs::path& path, const SavedModel& model, RankGroups& grou
   std::vector<state::StageTensor> tensors;
   for (const ShardedPart& part : model.parts) own.emplace_back(part, model.tied).describe(tensors);
   std::optional<state::StageExchange> stages;
-  if (groups.mesh && groups.data->rank() == 0) {
+  if (groups.mesh && groups.mesh->size("pp") > 1 && groups.is_first_of_stage()) {
     tensors = stages.emplace(*groups.mesh->group("pp"), device, tensors).all();
   }
   std::optional<formats::HfFolderWriter> writer;

@@ -6,6 +6,7 @@
 #include "fsdp/wrap_policy.h"
 #include "setup/model_io.h"
 #include "setup/sharding_options.h"
+#include "setup/tensor_parallel_plan.h"
 
 namespace fsdp::trainer {
 
@@ -36,16 +37,19 @@ std::shared_ptr<ShardedModule> shard(const Config& config, const TrainingInputs&
   Options options = sharding_options(config, module, groups.mesh ? nullptr : groups.data, device);
   if (groups.mesh) {
     options.mesh = groups.mesh->data_parallel();
-    const std::string tied = model.staged()->tied_parameter();
+    const std::string tied = inputs.pipeline ? model.staged()->tied_parameter() : "";
     if (!tied.empty()) options.auto_wrap_policy = with_owner_of(tied, std::move(options.auto_wrap_policy));
   }
+  const bool splits = config.parallelism.tensor_degree > 1;
+  if (splits) options.tensor_parallel = {groups.mesh->group("tp"), tensor_parallel_plan(config, model)};
   const bool from_rank_0 = config.sharding.sync_module_states && !from_checkpoint;
-  if (from_rank_0 && inputs.weights) read_on_rank_0(*inputs.weights, module, options);
+  const bool reads_whole = (from_rank_0 || splits) && !from_checkpoint && inputs.weights;
+  if (reads_whole) read_whole(*inputs.weights, module, options);
   options.sync_module_states = from_rank_0;
   auto sharded = fully_shard(module, options);
   sharded->diagnostics().verify_sharding();
   if (!inputs.weights || from_checkpoint) return sharded;
-  if (!from_rank_0) load_into_shards(*inputs.weights, *sharded);
+  if (!reads_whole) load_into_shards(*inputs.weights, *sharded);
   load_buffers(*inputs.weights, module);
   return sharded;
 }

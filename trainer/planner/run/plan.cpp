@@ -72,6 +72,10 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
     throw ConfigError(c10::str("key \"pipeline_parallel_degree\" is ", config.parallelism.pipeline_degree,
                                ", but `fsdp plan` does not plan pipelines; accepted: 1"));
   }
+  if (config.parallelism.tensor_degree > 1) {
+    throw ConfigError(c10::str("key \"tensor_parallel_degree\" is ", config.parallelism.tensor_degree,
+                               ", but `fsdp plan` does not plan tensor parallelism; accepted: 1"));
+  }
   check_stack(config, options);
   trainer::check_for_world_size(config, options.cluster.ranks());
 }

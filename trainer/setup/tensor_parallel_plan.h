@@ -1,0 +1,15 @@
+// How a run splits the weights of its model over ranks.
+#pragma once
+
+#include <vector>
+
+#include "config/config.h"
+#include "fsdp/tensor_parallel.h"
+#include "tasks/trained_model.h"
+
+namespace fsdp::trainer {
+
+// Returns the plan of the model. Throws a ConfigError if tensor_parallel_degree does not fit the model.
+std::vector<TensorParallelRule> tensor_parallel_plan(const Config& config, const TrainedModel& model);
+
+}  // namespace fsdp::trainer
