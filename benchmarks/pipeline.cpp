@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "block.h"
+#include "chain.h"
 #include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/pipeline.h"
@@ -36,34 +36,6 @@ struct Setting {
   int steps = 3;
 };
 
-// The same numbers as in torch_pipeline.py.
-at::Tensor numbers(at::IntArrayRef sizes, double step, double shift) {
-  const at::Tensor places = torch::arange(c10::multiply_integers(sizes)).to(at::kFloat);
-  return torch::sin(places * step + shift).view(sizes);
-}
-
-// The blocks [begin, end) of the chain.
-struct Chain : torch::nn::Module {
-  Chain(const Setting& setting, int begin, int end) {
-    const torch::NoGradGuard no_grad;
-    for (int i = begin; i < end; ++i) {
-      Block block(setting.width, 4 * setting.width);
-      register_module("block" + std::to_string(i), block);
-      for (at::Tensor& parameter : block->parameters()) {
-        if (parameter.dim() == 2) parameter.copy_(numbers(parameter.sizes(), 0.37, i) / setting.width);
-      }
-      block->up->bias.zero_();
-      block->down->bias.zero_();
-      blocks.push_back(block);
-    }
-  }
-  at::Tensor forward(at::Tensor hidden) {
-    for (Block& block : blocks) hidden = block->forward(hidden);
-    return hidden;
-  }
-  std::vector<Block> blocks;
-};
-
 at::Tensor samples(const Setting& setting, int step, int micro_batch, int data_rank) {
   return numbers({setting.rows, setting.width}, 0.11, step + 0.3 * micro_batch + 0.7 * data_rank);
 }
@@ -80,7 +52,7 @@ struct Training {
 };
 
 Training plain_training(const Setting& setting) {
-  auto model = std::make_shared<Chain>(setting, 0, setting.blocks);
+  auto model = std::make_shared<Chain>(setting.width, 0, setting.blocks);
   const auto step = [=](int number) {
     std::vector<double> losses;
     for (int i = 0; i < setting.micro_batches; ++i) {
@@ -109,7 +81,7 @@ Training pipelined_training(const Setting& setting, const std::shared_ptr<Commun
     if (schedule.rank_of_stage[static_cast<size_t>(index)] != mesh.rank("pp")) continue;
     const auto begin = setting.blocks * index / schedule.stages();
     const auto end = setting.blocks * (index + 1) / schedule.stages();
-    auto chain = std::make_shared<Chain>(setting, begin, end);
+    auto chain = std::make_shared<Chain>(setting.width, begin, end);
     auto sharded = fully_shard(*chain, options);
     for (const at::Tensor& leaf : sharded->parameters()) training.parameters.push_back(leaf);
     const bool is_last = index + 1 == schedule.stages();

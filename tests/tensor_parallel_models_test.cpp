@@ -67,6 +67,16 @@ Trained train_alone(const SmallModel& small, bool tied, int data_ranks) {
   return result;
 }
 
+// The loss is computed without the logits of all classes.
+void split_head(DeviceMesh& mesh, CausalLM& model) {
+  const auto classes = std::make_shared<SplitClasses>(mesh.group("tp"), model.vocab_size());
+  model.set_split_head(std::make_shared<models::SplitHead>(
+      models::SplitHead{[classes](const torch::Tensor& logits, const torch::Tensor& labels) {
+                          return classes->mean_cross_entropy(logits, labels);
+                        },
+                        [classes](const torch::Tensor& logits) { return classes->gather(logits); }}));
+}
+
 Options options_of(DeviceMesh& mesh, const CausalLM& model) {
   Options options;
   options.mesh = mesh.data_parallel();
@@ -84,8 +94,9 @@ void add_weights(ShardedModule& sharded, Weights& to) {
   sharded.for_each_full_parameter([&](const std::string& fqn, const torch::Tensor& full) { to[fqn] = full.clone(); });
 }
 
-Trained train_split(DeviceMesh& mesh, const SmallModel& small, bool tied) {
+Trained train_split(DeviceMesh& mesh, const SmallModel& small, bool tied, bool splits_head) {
   const auto model = make(small, tied);
+  if (splits_head) split_head(mesh, *model);
   const auto sharded = fully_shard(*model, options_of(mesh, *model));
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
@@ -111,6 +122,7 @@ Trained train_split_in_stages(DeviceMesh& mesh, const SmallModel& small, bool ti
   const auto model = make(small, tied);
   StagedLM& staged = models::staged_lm(*model);
   staged.keep(part);
+  split_head(mesh, *model);
   int step = 0;
   const auto batch = [&](int i) { return batch_of(step, i, mesh.rank("dp_shard")); };
   const auto sharded = fully_shard(*model, options_of(mesh, *model));
@@ -140,11 +152,11 @@ INSTANTIATE_TEST_SUITE_P(All, SplitModels, ::testing::ValuesIn(models::small_mod
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(SplitModels, TrainAsInOneProcess) {
-  for (const auto& [data, tied] : {std::pair{1, false}, {1, true}, {2, true}}) {
+  for (const auto& [data, tied, splits_head] : {std::tuple{1, false, true}, {1, true, false}, {2, true, true}}) {
     const Trained alone = train_alone(GetParam(), tied, data);
-    run_ranks(2 * data, [&, data = data, tied = tied](Ranks world) {
+    run_ranks(2 * data, [&, data = data, tied = tied, splits_head = splits_head](Ranks world) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", data}, {"tp", 2}});
-      const Trained split = train_split(mesh, GetParam(), tied);
+      const Trained split = train_split(mesh, GetParam(), tied, splits_head);
       if (data == 1) {
         for (int step = 0; step < kSteps; ++step) EXPECT_NEAR(split.losses[step], alone.losses[step], 1e-11);
       }
@@ -162,6 +174,21 @@ TEST_P(SplitModels, TrainInStagesAsInOneProcess) {
       expect_weights(train_split_in_stages(mesh, GetParam(), tied).weights, alone.weights, tied ? "tied" : "");
     });
   }
+}
+
+TEST_P(SplitModels, GiveAllLogits) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor ids = batch_of(0, 0, 0).input_ids;
+  const torch::Tensor expected = make(GetParam(), /*tied=*/true)->forward(ids).logits;
+  run_ranks(2, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    for (const bool splits_head : {false, true}) {
+      const auto model = make(GetParam(), /*tied=*/true);
+      if (splits_head) split_head(mesh, *model);
+      const auto sharded = fully_shard(*model, options_of(mesh, *model));
+      EXPECT_TRUE(model->forward(ids).logits.allclose(expected, 1e-12, 1e-12)) << splits_head;
+    }
+  });
 }
 
 TEST_P(SplitModels, ThatDrawRandomNumbersAreRefused) {

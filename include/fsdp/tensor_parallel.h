@@ -15,12 +15,21 @@
 // column-wise layer) differ from rank to rank until a row-wise layer adds them up.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fsdp/communicator.h"
+
+namespace fsdp::flat {
+struct PartOfWhole;
+}  // namespace fsdp::flat
+namespace fsdp::tensor_parallel {
+class Exchange;
+}  // namespace fsdp::tensor_parallel
 
 namespace fsdp {
 
@@ -71,6 +80,26 @@ struct TensorParallelOptions {
   std::shared_ptr<Communicator> group;
   // Must be the same on all ranks of the group. Modules that no rule matches stay whole, on each rank.
   std::vector<TensorParallelRule> plan;
+};
+
+// The outputs of a layer that is split by kColwise without groups, as classes: a loss of all of them that no rank ever
+// has together. All functions are collective over the group. Threads: one at a time.
+class SplitClasses {
+ public:
+  // `classes`: on all ranks of `group` together.
+  SplitClasses(const std::shared_ptr<Communicator>& group, int64_t classes);
+
+  // Returns the cross-entropy of logits [..., this rank's classes] and labels [...] int64, from 0 to classes - 1: the
+  // mean over labels that are not `ignored_label`, NaN if there are none, the same on all ranks. Computed in fp32, or
+  // in fp64 for fp64 logits. Ranks exchange three numbers for each label. Double backward is refused.
+  at::Tensor mean_cross_entropy(const at::Tensor& logits, const at::Tensor& labels, int64_t ignored_label = -100) const;
+
+  // Returns the logits of all classes.
+  at::Tensor gather(const at::Tensor& logits) const;
+
+ private:
+  std::shared_ptr<const flat::PartOfWhole> part_;
+  std::shared_ptr<tensor_parallel::Exchange> exchange_;
 };
 
 }  // namespace fsdp

@@ -152,8 +152,13 @@ std::vector<TensorParallelRule> GPT2LMHeadModelImpl::tensor_parallel_plan() cons
       {"transformer.h.*.mlp.c_fc", SplitStyle::kColwise, 0, {}, /*output_dim=*/1},
       {"transformer.h.*.mlp.c_proj", SplitStyle::kRowwise, 0, {}, /*output_dim=*/1}};
   const auto modules = named_modules();
-  if (modules.contains("transformer.wte")) rules.push_back({"transformer.wte", SplitStyle::kVocabulary});
-  if (modules.contains("lm_head")) rules.push_back({"lm_head", SplitStyle::kColwiseGathered});
+  const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
+  // The last stage of a pipeline keeps the embedding as its head.
+  const bool is_head = lm_head_ && !modules.contains("lm_head");
+  if (modules.contains("transformer.wte")) {
+    rules.push_back({"transformer.wte", is_head ? head : SplitStyle::kVocabulary});
+  }
+  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
   return rules;
 }
 

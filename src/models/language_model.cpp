@@ -10,6 +10,8 @@ namespace fsdp::models {
 LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
                                            const LogitScaling& scaling) const {
   if (labels.defined() && fused_loss_) {
+    TORCH_CHECK(!split_head_, "fused loss: the head of ", name(),
+                " is split over ranks, and the fused loss multiplies by all of it; use the plain loss");
     TORCH_CHECK(!head->bias.defined() && !head->lora_a.defined(), "fused loss: the head of ", name(),
                 " has a bias or a low-rank adapter, and the fused loss knows only "
                 "its weight; use the plain loss, or leave the head without an adapter");
@@ -17,6 +19,8 @@ LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidde
             .logits = {}};
   }
   const at::Tensor logits = scaling.apply(head(hidden_states));
+  if (split_head_ && labels.defined()) return {.loss = split_head_->mean_cross_entropy(logits, labels), .logits = {}};
+  if (split_head_) return {.loss = {}, .logits = split_head_->gather(logits)};
   return {.loss = labels.defined() ? mean_cross_entropy(logits, labels) : at::Tensor(), .logits = logits};
 }
 

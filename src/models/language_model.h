@@ -4,6 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include "models/layers.h"
 #include "models/loss.h"
@@ -11,9 +14,17 @@
 
 namespace fsdp::models {
 
+// A head whose outputs are split over ranks (tensor parallelism): each has the logits of some of the classes.
+struct SplitHead {
+  // As mean_cross_entropy of all logits.
+  std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& labels)> mean_cross_entropy;
+  // Returns all logits.
+  std::function<at::Tensor(const at::Tensor& logits)> gather;
+};
+
 struct LanguageModelOutput {
   at::Tensor loss;    // scalar fp32 (fp64 for fp64 models), mean over predicted tokens; undefined without labels
-  at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and set_fused_loss
+  at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and set_fused_loss or set_split_head
 };
 
 class LanguageModel : public PretrainedModel {
@@ -27,7 +38,11 @@ class LanguageModel : public PretrainedModel {
   // a bias, that forward throws.
   void set_fused_loss(bool fused) { fused_loss_ = fused; }
 
+  // If set, the head's products are those of this rank's classes, and tensor_parallel_plan says so. Null: all classes.
+  void set_split_head(std::shared_ptr<const SplitHead> split) { split_head_ = std::move(split); }
+
  protected:
+  bool has_split_head() const { return split_head_ != nullptr; }
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
   // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.
   LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
@@ -35,6 +50,7 @@ class LanguageModel : public PretrainedModel {
 
  private:
   bool fused_loss_ = false;
+  std::shared_ptr<const SplitHead> split_head_;
 };
 
 }  // namespace fsdp::models

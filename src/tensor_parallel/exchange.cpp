@@ -149,6 +149,15 @@ void Exchange::add_up(const at::Tensor& values, const std::string& name, Pass pa
   group_->all_reduce(flat, flat, {}, next_id("sum for " + name, pass))->wait();
 }
 
+at::Tensor Exchange::of_all(const at::Tensor& mine, const std::string& name, Pass pass) {
+  std::vector<int64_t> sizes = {size()};
+  sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
+  at::Tensor all = at::empty(sizes, mine.options());
+  const at::Tensor own = all.select(0, rank()).copy_(mine);
+  group_->all_gather(all.view({-1}), own.view({-1}), next_id("values for " + name, pass))->wait();
+  return all;
+}
+
 at::Tensor Exchange::whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name) {
   return gathered(mine.movedim(part.dim, -1), part, name, Pass::kUser).movedim(-1, part.dim).contiguous();
 }

@@ -57,6 +57,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   at::Tensor whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name);
   // Returns values of which each rank has some channels.
   at::Tensor gathered(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name, Pass pass);
+  // Returns the values of all ranks, [ranks, …].
+  at::Tensor of_all(const at::Tensor& mine, const std::string& name, Pass pass);
 
  private:
   CollectiveId next_id(std::string name, Pass pass);

@@ -28,6 +28,16 @@ void check_splits(const std::vector<TensorParallelRule>& rules, const torch::nn:
 
 }  // namespace
 
+void split_head(TrainedModel& model, const std::shared_ptr<Communicator>& group) {
+  auto& causal = dynamic_cast<models::CausalLM&>(model.module());
+  const auto classes = std::make_shared<SplitClasses>(group, causal.vocab_size());
+  causal.set_split_head(std::make_shared<models::SplitHead>(
+      models::SplitHead{[classes](const at::Tensor& logits, const at::Tensor& labels) {
+                          return classes->mean_cross_entropy(logits, labels, models::kIgnoredLabel);
+                        },
+                        [classes](const at::Tensor& logits) { return classes->gather(logits); }}));
+}
+
 std::vector<TensorParallelRule> tensor_parallel_plan(const Config& config, const TrainedModel& model) {
   const int64_t degree = config.parallelism.tensor_degree;
   const std::string key = c10::str("key \"tensor_parallel_degree\": ", degree);

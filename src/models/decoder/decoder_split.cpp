@@ -60,13 +60,18 @@ std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() c
       return module.value()->template as<DecoderMLPImpl>() && module.key().ends_with(name);
     });
   };
-  if (modules.contains("model.embed_tokens")) rules.push_back({"model.embed_tokens", SplitStyle::kVocabulary});
+  const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
+  // The last stage of a pipeline keeps the embedding as its head.
+  const bool is_head = lm_head_ && !modules.contains("lm_head");
+  if (modules.contains("model.embed_tokens")) {
+    rules.push_back({"model.embed_tokens", is_head ? head : SplitStyle::kVocabulary});
+  }
   add_attention(config_, rules);
   if (has_mlp(".mlp")) add_mlp(config_, "model.layers.*.mlp.", config_.intermediate_size, rules);
   if (has_mlp(".mlp.shared_expert")) {
     add_mlp(config_, "model.layers.*.mlp.shared_expert.", *config_.experts->shared_intermediate_size, rules);
   }
-  if (modules.contains("lm_head")) rules.push_back({"lm_head", SplitStyle::kColwiseGathered});
+  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
   return rules;
 }
 

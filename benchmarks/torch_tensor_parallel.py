@@ -1,0 +1,54 @@
+"""The like of tensor_parallel.cpp with torch.distributed.tensor.parallel and FSDP2: the same model and numbers.
+
+Usage: torch_tensor_parallel.py TENSOR_PARALLEL BLOCKS WIDTH ROWS STEPS, on each rank with the environment of torchrun.
+Prints the same JSON, without bytes."""
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from torch_chain import make_chain, numbers
+
+
+def split(chain, mesh):
+    for block in chain:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if mesh["dp"].size() > 1:
+            fully_shard(block, mesh=mesh["dp"])
+    if mesh["dp"].size() > 1:
+        fully_shard(chain, mesh=mesh["dp"])
+
+
+def main(tensor_parallel, blocks, width, rows, steps):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // tensor_parallel, tensor_parallel), mesh_dim_names=("dp", "tp")
+    )
+    chain = make_chain(width, 0, blocks)
+    split(chain, mesh)
+    optimizer = torch.optim.SGD(chain.parameters(), lr=0.05)
+    result = {"losses": [], "seconds": []}
+    for step in range(steps):
+        dist.barrier()
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        hidden = chain(numbers((rows, width), 0.11, step + 0.7 * mesh["dp"].get_local_rank()))
+        loss = (hidden * hidden).mean()
+        loss.backward()
+        optimizer.step()
+        result["losses"].append(loss.item())
+        dist.barrier()
+        result["seconds"].append(time.perf_counter() - begun)
+    print(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

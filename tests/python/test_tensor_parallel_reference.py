@@ -1,0 +1,43 @@
+"""Split weights train as with torch.distributed.tensor.parallel over Gloo, under FSDP2 where there are several
+data-parallel ranks."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ports import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import ranks  # noqa: E402
+
+# The hidden size, four times the width, can be divided by 2 and 3: PyTorch fails if parts differ in size.
+BLOCKS, WIDTH, ROWS, STEPS = 3, 15, 5, 4
+
+
+def results_of(command, tensor_parallel, data_parallel):
+    words = [*command, tensor_parallel, BLOCKS, WIDTH, ROWS, STEPS]
+    with free_port() as port:
+        return [
+            json.loads(text)
+            for text in ranks.outputs(words, max(1, tensor_parallel) * data_parallel, port, timeout=240)
+        ]
+
+
+@pytest.mark.parametrize("tensor_parallel, data_parallel", [(2, 1), (3, 1), (2, 2)])
+def test_losses_are_those_of_torch(build_dir, tensor_parallel, data_parallel):
+    ours = results_of([build_dir / "tensor_parallel_bench"], tensor_parallel, data_parallel)
+    torchs = results_of([sys.executable, ROOT / "benchmarks/torch_tensor_parallel.py"], tensor_parallel, data_parallel)
+    for one, other in zip(ours, torchs, strict=True):
+        assert one["losses"][0] != one["losses"][1]
+        assert one["losses"] == pytest.approx(other["losses"], rel=1e-6)
+
+
+def test_losses_are_those_of_one_process(build_dir):
+    program = build_dir / "tensor_parallel_bench"
+    (plain,) = results_of([program], 0, 1)
+    for result in results_of([program], 2, 1):
+        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-6)
