@@ -209,7 +209,95 @@ TEST(SplitParameters, ALayerAddsUpTwiceForwardAndTwiceBackward) {
   });
 }
 
+// Parameters that are shared by parts are added up once, in the backward that reduces.
+TEST(SplitParameters, AccumulatedGradientsAreThoseOfOneProcess) {
+  SplitNet alone = make_split_net(kUneven);
+  for (int pass = 0; pass < 3; ++pass) alone->loss(split_net_ids(pass, 0)).backward();
+  const double expected = torch::nn::utils::clip_grad_norm_(alone->parameters(), 1e9);
+  for (const auto strategy : {kFullShard, kNoShard}) {
+    for (const bool syncs : {false, true}) {
+      run_ranks(2, [&](Ranks world) {
+        DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+        SplitNet net = make_split_net(kUneven);
+        const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven, strategy));
+        for (int pass = 0; pass < 3; ++pass) {
+          sharded->set_requires_gradient_sync(syncs || pass == 2);
+          net->loss(split_net_ids(pass, 0)).backward();
+        }
+        EXPECT_NEAR(sharded->grad_norm().item<double>(), expected, 1e-12 * expected);
+        for (const auto& [fqn, leaf] : sharded->named_parameters()) {
+          if (fqn.find("attention.norm") == std::string::npos) continue;
+          EXPECT_TRUE(leaf.grad().allclose(alone->named_parameters()[fqn].grad().flatten(), 1e-12, 1e-12)) << fqn;
+        }
+      });
+    }
+  }
+}
+
+TEST(SplitParameters, GradientsOfInputsAreThoseOfOneProcess) {
+  const torch::Tensor input = numbers({2, 5, Shape::kWidth}).to(torch::kDouble);
+  const auto gradient_of = [&](SplitNet& net) {
+    const torch::Tensor x = input.clone().requires_grad_();
+    const torch::Tensor y = net->layers[1]->as<SplitLayerImpl>()->forward(x);
+    return torch::autograd::grad({(y * y).sum()}, {x})[0];
+  };
+  SplitNet alone = make_split_net(kUneven);
+  const torch::Tensor expected = gradient_of(alone);
+  run_ranks(3, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 3}});
+    SplitNet net = make_split_net(kUneven);
+    const auto sharded = fully_shard(*net, split_net_options(mesh, kUneven));
+    EXPECT_TRUE(gradient_of(net).allclose(expected, 1e-12, 1e-12));
+  });
+}
+
+// Sums of bf16 parts are rounded once more.
+TEST(SplitParameters, MixedPrecisionTrainsAlmostAsWithoutParts) {
+  const auto losses = [](Ranks world, int tensor) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", tensor}});
+    SplitNet net = make_split_net(kUneven, torch::kFloat32);
+    Options options = split_net_options(mesh, kUneven);
+    options.param_dtype = torch::kBFloat16;
+    options.reduce_dtype = torch::kFloat32;
+    const auto sharded = fully_shard(*net, options);
+    torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.01));
+    std::vector<double> result;
+    for (int step = 0; step < 5; ++step) {
+      sharded->zero_grad();
+      const torch::Tensor loss = net->loss(split_net_ids(0, 0));
+      loss.backward();
+      optimizer.step();
+      result.push_back(loss.item<double>());
+    }
+    return result;
+  };
+  std::vector<double> expected;
+  run_ranks(1, [&](Ranks world) { expected = losses(world, 1); });
+  EXPECT_LT(expected.back(), expected.front());
+  run_ranks(2, [&](Ranks world) {
+    const std::vector<double> found = losses(world, 2);
+    for (size_t step = 0; step < found.size(); ++step) EXPECT_NEAR(found[step], expected[step], 0.05) << step;
+  });
+}
+
 // ---------------------------------------------------------------- errors
+
+TEST(SplitParameters, AWholeParameterThatIsUsedOnPartsIsNamed) {
+  const std::vector<std::string> errors = errors_of_ranks(2, [](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    SplitNet net = make_split_net(kUneven);
+    Options options = split_net_options(mesh, kUneven);
+    std::erase_if(options.tensor_parallel->plan,
+                  [](const TensorParallelRule& rule) { return rule.style == SplitStyle::kSharedByParts; });
+    const auto sharded = fully_shard(*net, options);
+    net->loss(split_net_ids(0, 0)).backward();
+    sharded->clip_grad_norm_(1.0);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("attention.norm."), HasSubstr("differs between the ranks"),
+                             HasSubstr("kSharedByParts")));
+  }
+}
 
 std::string error_in_forward(const std::function<torch::Tensor(SplitLayerImpl&, const torch::Tensor&)>& use) {
   std::string text;
@@ -235,6 +323,10 @@ TEST(SplitParameters, OtherUsesAreRefusedByName) {
                 return torch::matmul(x, layer.down->weight.slice(1, 0, 2));
               }),
               refused("aten::matmul", "not the whole weight"));
+  EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor&) {
+                return layer.down->forward(torch::ones({3, SplitNetShape::kHidden}));
+              }),
+              refused("aten::addmm", "the last must be 6, this rank's part"));
   EXPECT_THAT(error_in_forward([](SplitLayerImpl& layer, const torch::Tensor& x) {
                 return torch::matmul(layer.down->weight, x.t());
               }),

@@ -7,6 +7,10 @@
 
 namespace fsdp::models {
 
+std::vector<TensorParallelRule> CausalLM::tensor_parallel_plan() const {
+  TORCH_CHECK(false, "tensor parallelism: ", name(), " has no plan: override CausalLM::tensor_parallel_plan");
+}
+
 void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tensor& labels) {
   TORCH_CHECK(input_ids.dim() == 2, model, ": input_ids must be [batch, sequence], is of shape ", input_ids.sizes());
   TORCH_CHECK(!labels.defined() || labels.sizes() == input_ids.sizes(), model, ": labels are of shape ", labels.sizes(),

@@ -28,8 +28,9 @@ class CausalLM : public LanguageModel {
 
   // How its weights are split over ranks (Options::tensor_parallel), for the modules that it has: those of a stage, if
   // others were dropped. Experts, and norms over all heads, stay whole. Each rank must be able to get a head of keys.
-  // Throws if the model draws random numbers in forward (dropout), which would differ between ranks.
-  virtual std::vector<TensorParallelRule> tensor_parallel_plan() const = 0;
+  // Throws if the model draws random numbers in forward (dropout), which would differ between ranks, and by default,
+  // because a model of your own has no plan.
+  virtual std::vector<TensorParallelRule> tensor_parallel_plan() const;
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`. On the meta

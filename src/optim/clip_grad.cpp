@@ -13,6 +13,7 @@
 #include "optim/clip_scale.h"
 #include "optim/norm_sum.h"
 #include "optim/scale_gradients.h"
+#include "optim/whole_gradients.h"
 
 namespace fsdp {
 namespace {
@@ -39,12 +40,17 @@ at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGr
   // The norm of each rank's gradients, by the groups over which it must be added up: the same groups in the same order
   // on all ranks. Replicas hold the same gradients.
   std::vector<std::pair<optim::NormGroups, optim::NormSum>> parts;
+  std::vector<optim::WholeNorm> of_whole;  // with tensor parallelism
   for (const auto& unit : engine.units()) {
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       const optim::NormGroups groups = optim::norm_groups(*unit, *unit->flat_parameters()[i]);
       auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == groups; });
       if (part == parts.end()) part = parts.insert(parts.end(), {groups, optim::NormSum(norm_type)});
-      add(unit->kept_gradient(i), part->second);
+      const bool is_compared = engine.mesh().parts && !groups.parts;
+      optim::NormSum own(norm_type);
+      add(unit->kept_gradient(i), is_compared ? own : part->second);
+      part->second.merge(own.sum);
+      if (is_compared) of_whole.push_back({own.norm(), unit->flat_parameters()[i]->dtypes().compute});
     }
   }
   optim::NormSum total(norm_type);
@@ -52,6 +58,7 @@ at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGr
     optim::add_up(groups, {&part}, "clip_grad_norm_");
     total.merge(part.sum);
   }
+  optim::check_whole_gradients(engine, of_whole, total.norm());
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm,
               " (error_if_nonfinite is set)");

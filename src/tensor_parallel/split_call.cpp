@@ -135,7 +135,15 @@ void SplitCall::prepare_columns(c10::IValue& input, const c10::IValue* bias, con
 // A bias is added to the sum, once. addmm without a bias is mm.
 void SplitCall::prepare_rows(torch::jit::Stack& stack, const Product& product, const Weight& weight) {
   c10::IValue* arguments = arguments_of(op_, stack);
-  if (weight.parameter->part->takes_part_of_inputs) {
+  const bool takes = weight.parameter->part->takes_part_of_inputs;
+  const at::Tensor given = arguments[product.input].toTensor();
+  const int64_t wanted = takes ? weight.parameter->part->whole_sizes[static_cast<size_t>(weight.parameter->part->dim)]
+                               : weight.parameter->part->size();
+  if (given.dim() == 0 || given.size(-1) != wanted) {
+    refuse(*weight.parameter, c10::str("its input is of sizes ", given.sizes(), ", but the last must be ", wanted,
+                                       takes ? ", of all ranks" : ", this rank's part"));
+  }
+  if (takes) {
     arguments[product.input] = exchange_->take(arguments[product.input].toTensor(), weight.parameter->part, name_);
   }
   sums_ = true;

@@ -1,4 +1,5 @@
 // The loss over classes that are split over ranks (Megatron-LM's vocabulary-parallel cross-entropy).
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
