@@ -237,7 +237,7 @@ void for_each_full_parameter(Engine& engine, const std::function<void(const std:
         const flat::ShardedParameter& parameter = flat->parameters()[i];
         at::Tensor whole = flat->view_in(full, static_cast<int64_t>(i));
         if (parameter.part) {
-          whole = engine.options().exchange->whole_of(whole, *parameter.part, "'" + parameter.fqn + "'");
+          whole = engine.options().exchange->whole_of(whole, *parameter.part, parameter.fqn);
         }
         if (visits) {
           visit(parameter.fqn, options.offload_to_cpu ? whole.to(at::kCPU, whole.scalar_type(), false, true) : whole);

@@ -132,7 +132,7 @@ std::function<void(const at::Tensor&)> GradientReducer::hook_for(const InFlight&
   return [this, &reduced, is_partial](const at::Tensor& gradient) {
     if (is_partial) {
       seams::CleanDispatchGuard clean;
-      context_.options.exchange->add_up(gradient, "unit '" + reduced.unit->name() + "'", Pass::kReduce);
+      context_.options.exchange->add_up(gradient, "unit " + reduced.unit->name(), Pass::kReduce);
     }
     if (!settings_.gradient_hook) return;
     std::vector<std::string> fqns;

@@ -99,7 +99,7 @@ void visit_state(ShardedModule& model, const OptimizerState& optimizer, const js
           if (!has(described, parameter.fqn, tensor)) continue;
           at::Tensor whole = flat->view_in(full, static_cast<int64_t>(i));
           if (parameter.part) {
-            whole = model.engine().options().exchange->whole_of(whole, *parameter.part, "'" + parameter.fqn + "'");
+            whole = model.engine().options().exchange->whole_of(whole, *parameter.part, parameter.fqn);
           }
           visit(parameter.fqn, tensor.name, whole);
         }

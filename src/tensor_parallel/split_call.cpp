@@ -78,7 +78,7 @@ bool SplitCall::prepare(torch::jit::Stack& stack, FindParameter parameter_of) {
                 "' is not supported: it is ", split->part->describe(), " (tensor parallelism)");
     return false;
   }
-  name_ = "'" + split->fqn + "'";
+  name_ = split->fqn;
   const std::string& name = op_.schema().name();
   const std::string& overload = op_.schema().overload_name();
   if (name == "aten::linear") {
@@ -113,7 +113,7 @@ void SplitCall::prepare_product(torch::jit::Stack& stack, const Product& product
   const Weight weight = weight_of(arguments[product.weight].toTensor(), parameter_of);
   if (!weight.parameter) refuse(*split, "its other arguments are whole");
   if (parameter_in(arguments[product.input], parameter_of)) refuse(*split, "its input is a parameter");
-  name_ = "'" + weight.parameter->fqn + "'";
+  name_ = weight.parameter->fqn;
   if (weight.dim == product.output_dim) {
     prepare_columns(arguments[product.input], product.bias < 0 ? nullptr : &arguments[product.bias], weight,
                     parameter_of);
