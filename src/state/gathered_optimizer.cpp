@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "engine/engine.h"
@@ -58,13 +59,12 @@ bool has(const json& described, const std::string& fqn, const StateTensor& tenso
 }
 
 // Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: those of
-// all parameters.
+// the FlatParameter.
 at::Tensor part_of(const flat::FlatParameter& flat, const std::vector<HeldPart>& parts, const OptimizerState& optimizer,
                    const StateTensor& tensor) {
   const auto dtype = formats::dtype_from_safetensors(tensor.dtype).value();
   const at::Tensor all = at::zeros(flat.shard().sizes(), flat.shard().options().dtype(dtype).requires_grad(false));
   for (const HeldPart& part : parts) {
-    if (part.flat != &flat) continue;
     const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
     if (!kept || kept->tensors.count(tensor.name) == 0) continue;
     const at::Tensor values = kept->tensors.at(tensor.name).detach().view(-1);
@@ -89,11 +89,13 @@ json described_state(const std::vector<HeldPart>& parts, const OptimizerState& o
 
 void visit_state(ShardedModule& model, const OptimizerState& optimizer, const json& described,
                  const VisitState& visit) {
-  const std::vector<HeldPart> parts = held_parts(model);
+  std::unordered_map<const flat::FlatParameter*, std::vector<HeldPart>> parts;
+  for (HeldPart& part : held_parts(model)) parts[part.flat].push_back(std::move(part));
   for (const auto& unit : model.engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
       for (const StateTensor& tensor : tensors_of(*flat, described)) {
-        const at::Tensor full = engine::gather_parts(*unit, *flat, part_of(*flat, parts, optimizer, tensor));
+        const at::Tensor full =
+            engine::gather_parts(*unit, *flat, part_of(*flat, parts[flat.get()], optimizer, tensor));
         for (size_t i = 0; i < flat->parameters().size(); ++i) {
           const flat::ShardedParameter& parameter = flat->parameters()[i];
           if (!has(described, parameter.fqn, tensor)) continue;
