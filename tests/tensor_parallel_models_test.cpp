@@ -3,6 +3,7 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/pipeline.h"
+#include "fsdp/pipeline_state.h"
 #include "models/staged_lm.h"
 #include "models/testing/small_models.h"
 #include "support/faults/error_of.h"
@@ -45,6 +46,7 @@ std::shared_ptr<CausalLM> make(const SmallModel& small, bool tied) {
 struct Trained {
   std::vector<double> losses;
   Weights weights;
+  Weights state_dict;  // of all stages
 };
 
 // On the batches of `data_ranks` ranks.
@@ -136,6 +138,8 @@ Trained train_split_in_stages(DeviceMesh& mesh, const SmallModel& small, bool ti
     descend(sharded->parameters());
   }
   add_weights(*sharded, result.weights);
+  const PipelinedModel whole{mesh, {{index, *sharded, *model}}, options.tied_parameters};
+  result.state_dict = full_state_dict(whole, {.rank0_only = false});
   return result;
 }
 
@@ -171,7 +175,10 @@ TEST_P(SplitModels, TrainInStagesAsInOneProcess) {
     const Trained alone = train_alone(GetParam(), tied, /*data_ranks=*/1);
     run_ranks(4, [&](Ranks world) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"tp", 2}});
-      expect_weights(train_split_in_stages(mesh, GetParam(), tied).weights, alone.weights, tied ? "tied" : "");
+      const Trained split = train_split_in_stages(mesh, GetParam(), tied);
+      expect_weights(split.weights, alone.weights, tied ? "tied" : "");
+      EXPECT_EQ(split.state_dict.size(), alone.weights.size());
+      expect_weights(split.state_dict, alone.weights, tied ? "state dict, tied" : "state dict");
     });
   }
 }

@@ -1,6 +1,7 @@
 #include "state/held_part.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/engine.h"
 #include "state/memory_order.h"
@@ -99,6 +100,16 @@ std::vector<HeldPart> held_parts(const ShardedModule& model) {
     }
   }
   return parts;
+}
+
+std::vector<HeldPart> whole_parameters(const ShardedModule& model) {
+  std::vector<HeldPart> parameters;
+  for (HeldPart& part : held_parts(model)) {
+    if (!parameters.empty() && parameters.back().fqn == part.fqn) continue;
+    if (part.flat->is_part()) part.strides.clear();
+    parameters.push_back(std::move(part));
+  }
+  return parameters;
 }
 
 std::vector<HeldPart> with_aliases(std::vector<HeldPart> parts, const Aliases& aliases) {

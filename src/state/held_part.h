@@ -50,6 +50,10 @@ struct HeldPart {
 // them, which follow one another: as many on all ranks.
 std::vector<HeldPart> held_parts(const ShardedModule& model);
 
+// One entry for each parameter, in the same order, with name, dtype and sizes. `strides` is the memory order in which
+// for_each_full_parameter passes the whole parameter on: row-major if it is split over ranks.
+std::vector<HeldPart> whole_parameters(const ShardedModule& model);
+
 // By a further name of a parameter that its module does not have, the parameter's FQN.
 using Aliases = std::map<std::string, std::string>;
 // Returns the parts with these names, too.

@@ -59,8 +59,8 @@ class SavingStages {
                                     what)) {}
 
   const state::ModelParts& parts() const { return parts_; }
-  std::vector<HeldPart> held(const ModelPart& part) const {
-    return state::with_aliases(state::held_parts(part.model), aliases_);
+  std::vector<HeldPart> whole(const ModelPart& part) const {
+    return state::with_aliases(state::whole_parameters(part.model), aliases_);
   }
   bool saves(const ModelPart& part, const std::string& fqn) const {
     const auto found = tied_.find(fqn);
@@ -89,7 +89,7 @@ void pass_on(const PipelinedModel& model, c10::Device device, bool rank0_only,
 std::vector<state::StageTensor> tensors_of(const SavingStages& stages) {
   std::vector<state::StageTensor> tensors;
   for (const ModelPart& part : stages.parts()) {
-    for (const HeldPart& held : stages.held(part)) {
+    for (const HeldPart& held : stages.whole(part)) {
       if (stages.saves(part, held.fqn)) tensors.push_back({held.names, {held.dtype(), held.sizes, held.strides}});
     }
     for (const auto& [name, value] : state::unsharded_tensors(part.model, part.module)) {
@@ -103,7 +103,7 @@ std::vector<state::StageTensor> tensors_of(const SavingStages& stages) {
 void visit_tensors(const SavingStages& stages, const state::StageExchange::Take& take) {
   for (const ModelPart& part : stages.parts()) {
     std::unordered_map<std::string, Names> names;
-    for (HeldPart& held : stages.held(part)) names.emplace(held.fqn, std::move(held.names));
+    for (HeldPart& held : stages.whole(part)) names.emplace(held.fqn, std::move(held.names));
     part.model.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
       if (stages.saves(part, fqn)) take(names.at(fqn), full);
     });
@@ -233,7 +233,7 @@ std::vector<json> described_stages(const SavingStages& stages, const OptimizerSt
 std::vector<state::StageTensor> state_tensors_of(const SavingStages& stages, const std::vector<json>& described) {
   std::vector<state::StageTensor> tensors;
   for (size_t i = 0; i < described.size(); ++i) {
-    for (const HeldPart& held : state::held_parts(stages.parts()[i].model)) {
+    for (const HeldPart& held : state::whole_parameters(stages.parts()[i].model)) {
       const auto entry = described[i].find(held.fqn);
       if (entry == described[i].end()) continue;
       for (const auto& [name, dtype] : entry->at("tensors").items()) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdio>
 #include <map>
-#include <utility>
 
 #include "loop/exchange.h"
 #include "state/held_part.h"
@@ -31,10 +30,7 @@ std::string schedule_text(const Config& config, const PipelineLayout& layout) {
 
 int64_t parameters_of(const ShardedModule& sharded) {
   int64_t count = 0;
-  std::string last;  // a split parameter may have several parts, which follow one another
-  for (const state::HeldPart& held : state::held_parts(sharded)) {
-    if (held.fqn != std::exchange(last, held.fqn)) count += c10::multiply_integers(held.sizes);
-  }
+  for (const state::HeldPart& whole : state::whole_parameters(sharded)) count += c10::multiply_integers(whole.sizes);
   return count;
 }
 

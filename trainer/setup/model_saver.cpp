@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <utility>
 
 #include "state/held_part.h"
 #include "state/stage_exchange.h"
@@ -21,11 +20,8 @@ class SavedTensors {
   SavedTensors(const ShardedPart& part, const std::vector<std::string>& tied) : part_(part), tied_(tied) {}
 
   void describe(std::vector<state::StageTensor>& tensors) const {
-    std::string last;  // a split parameter may have several parts, which follow one another
-    for (const state::HeldPart& held : state::held_parts(*part_.sharded)) {
-      if (held.fqn != std::exchange(last, held.fqn) && saves(held.fqn)) {
-        tensors.push_back({{held.fqn}, {held.dtype(), held.sizes, {}}});
-      }
+    for (const state::HeldPart& whole : state::whole_parameters(*part_.sharded)) {
+      if (saves(whole.fqn)) tensors.push_back({{whole.fqn}, {whole.dtype(), whole.sizes, {}}});
     }
     for (const auto& buffer : part_.model.module().named_buffers()) {
       tensors.push_back({{buffer.key()}, {buffer.value().scalar_type(), buffer.value().sizes().vec(), {}}});
