@@ -212,12 +212,17 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
   return dtype;
 }
 
-// Returns the parameter that `tensor` is itself, or null. A view of a parameter does not count.
-const flat::ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
+// Returns the parameter that `tensor` is, or is a view of; null for other tensors.
+const flat::ShardedParameter* parameter_of(const at::Tensor& tensor) {
   const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
   if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) return nullptr;
-  const flat::ShardedParameter& parameter = live_unit_of(*owner).parameter(owner->index);
-  return parameter.tensor.is_same(tensor) ? &parameter : nullptr;
+  return &live_unit_of(*owner).parameter(owner->index);
+}
+
+// Returns the parameter that `tensor` is itself, or null. A view of a parameter does not count.
+const flat::ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
+  const flat::ShardedParameter* parameter = parameter_of(tensor);
+  return parameter && parameter->tensor.is_same(tensor) ? parameter : nullptr;
 }
 
 // Refuses data that is not the engine's: inference would use it silently.
@@ -230,13 +235,6 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
               "' would leave the engine: its data cannot be replaced after fully_shard (assignment to .data, a "
               "conversion of the module with to(), double() or half(), or a state dict loaded by assignment). Convert "
               "and load before fully_shard, or write inside ShardedModule::with_full_params");
-}
-
-// Returns the parameter that `tensor` is, or is a view of; null for other tensors.
-const flat::ShardedParameter* parameter_of(const at::Tensor& tensor) {
-  const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
-  if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) return nullptr;
-  return &live_unit_of(*owner).parameter(owner->index);
 }
 
 // Returns the exchange of the tree that the operator's parameters belong to; null without tensor parallelism.

@@ -26,6 +26,18 @@ bool any_rank(engine::Engine& engine, bool mine, const std::string& purpose) {
   return any_in(mesh.replicate.get(), any_in(mesh.shard.get(), mine, purpose), purpose);
 }
 
+std::vector<std::vector<double>> of_all_ranks(Communicator& group, const std::vector<double>& mine,
+                                              const std::string& purpose) {
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  std::vector<std::vector<double>> all;
+  for (const std::string& theirs : group.all_gather_bytes(bytes, {purpose, 0, Pass::kUser})) {
+    TORCH_CHECK(theirs.size() == bytes.size(), "fsdp: ", purpose, ": ranks hold different numbers of parameters");
+    all.emplace_back(mine.size());
+    std::memcpy(all.back().data(), theirs.data(), theirs.size());
+  }
+  return all;
+}
+
 NormGroups norm_groups(const engine::Unit& unit, const flat::FlatParameter& flat) {
   return {unit.groups().shard.get(), flat.is_part() ? unit.context().options.mesh.parts.get() : nullptr};
 }
@@ -36,14 +48,8 @@ void add_up_in(Communicator* group, const std::vector<NormSum*>& sums, const std
   if (!group || group->size() == 1 || sums.empty()) return;
   std::vector<double> mine;
   for (NormSum* sum : sums) mine.push_back(std::exchange(sum->sum, 0));
-  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  for (const std::string& part : group->all_gather_bytes(bytes, {purpose, 0, Pass::kUser})) {
-    TORCH_CHECK(part.size() == bytes.size(), "fsdp: ", purpose, ": ranks hold different numbers of parameters");
-    for (size_t i = 0; i < sums.size(); ++i) {
-      double other = 0;
-      std::memcpy(&other, part.data() + i * sizeof(double), sizeof(double));
-      sums[i]->merge(other);
-    }
+  for (const std::vector<double>& theirs : of_all_ranks(*group, mine, purpose)) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i]->merge(theirs[i]);
   }
 }
 

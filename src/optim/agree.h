@@ -21,6 +21,10 @@ namespace fsdp::optim {
 // names the collective in errors. Collective; blocks.
 bool any_rank(engine::Engine& engine, bool mine, const std::string& purpose);
 
+// Returns the values of all ranks of the group, in rank order. All ranks must pass as many. Collective; blocks.
+std::vector<std::vector<double>> of_all_ranks(Communicator& group, const std::vector<double>& mine,
+                                              const std::string& purpose);
+
 // The ranks that together hold the elements of a FlatParameter; null if this rank holds them all.
 struct NormGroups {
   Communicator* shards = nullptr;

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
+#include "optim/agree.h"
 #include "optim/norm_sum.h"
 
 namespace fsdp::optim {
 namespace {
+
+constexpr const char* kPurpose = "gradients of whole parameters";
 
 double epsilon(at::ScalarType dtype) {
   switch (dtype) {
@@ -32,17 +34,6 @@ bool differ(double a, double b, at::ScalarType dtype, double total) {
   const double difference = std::abs(a - b), rounding = epsilon(dtype);
   return difference > std::clamp(100 * rounding, 1e-6, 0.05) * std::max(a, b) &&
          difference > std::clamp(rounding, 1e-8, 1e-3) * total;
-}
-
-// Returns the values of all ranks of the group, in rank order.
-std::vector<std::vector<double>> of_all_ranks(Communicator& group, const std::vector<double>& mine) {
-  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  std::vector<std::vector<double>> all;
-  for (const std::string& theirs : group.all_gather_bytes(bytes, {"gradients of whole parameters", 0, Pass::kUser})) {
-    all.emplace_back(theirs.size() / sizeof(double));
-    std::memcpy(all.back().data(), theirs.data(), theirs.size());
-  }
-  return all;
 }
 
 struct NamedNorm {
@@ -73,7 +64,7 @@ std::string most_different(const engine::Engine& engine, Communicator& parts) {
   const std::vector<NamedNorm> norms = whole_norms(engine);
   std::vector<double> mine;
   for (const NamedNorm& one : norms) mine.push_back(one.norm);
-  const std::vector<std::vector<double>> all = of_all_ranks(parts, mine);
+  const std::vector<std::vector<double>> all = of_all_ranks(parts, mine, kPurpose);
   std::string found;
   double most = 0;
   for (size_t i = 0; i < norms.size(); ++i) {
@@ -97,7 +88,7 @@ void check_whole_gradients(engine::Engine& engine, const std::vector<WholeNorm>&
   if (!parts || parts->size() == 1) return;
   std::vector<double> mine;
   for (const WholeNorm& one : norms) mine.push_back(one.norm);
-  const std::vector<std::vector<double>> all = of_all_ranks(*parts, mine);
+  const std::vector<std::vector<double>> all = of_all_ranks(*parts, mine, kPurpose);
   bool same = true;
   for (const std::vector<double>& theirs : all) {
     for (size_t i = 0; i < norms.size(); ++i) same &= !differ(theirs.at(i), all.front().at(i), norms[i].dtype, total);

@@ -199,6 +199,20 @@ void check_reshard_group(const ShardingConfig& sharding, const ParallelDegrees& 
                " rank(s) that share one copy, and be smaller"));
 }
 
+// Refuses what needs whole models on the ranks that shard. `key`: it divides the model.
+void check_divided(const Config& c, const char* key, int64_t degree) {
+  const std::string divided = c10::str(", but \"", key, "\" is ", degree, "; ");
+  if (c.sharding.wrap_policy == UnitsBy::kAutoUnits) {
+    contradiction("key \"wrap_policy\" is \"auto_units\"" + divided +
+                  "accepted: " + join_or({"transformer", "size", "none"}));
+  }
+  const bool knows_group = c.sharding.factor || c.parallelism.shard_degree || c.parallelism.replicate_degree;
+  if (is_hybrid(c.sharding.strategy) && !knows_group) {
+    contradiction("key \"sharding_strategy\" is \"" + config_name(c.sharding.strategy) + "\"" + divided +
+                  "give \"data_parallel_replicate_degree\" or \"data_parallel_shard_degree\"");
+  }
+}
+
 // Refuses keys of pipelines without a pipeline, and what pipelines do not have.
 void check_pipeline(const Config& c) {
   const int64_t degree = c.parallelism.pipeline_degree;
@@ -213,32 +227,17 @@ void check_pipeline(const Config& c) {
     }
     return;
   }
-  const std::string pipeline = c10::str(", but \"pipeline_parallel_degree\" is ", degree, "; ");
-  if (c.sharding.wrap_policy == UnitsBy::kAutoUnits) {
-    contradiction("key \"wrap_policy\" is \"auto_units\"" + pipeline +
-                  "accepted: " + join_or({"transformer", "size", "none"}));
-  }
-  const bool knows_group = c.sharding.factor || c.parallelism.shard_degree || c.parallelism.replicate_degree;
-  if (is_hybrid(c.sharding.strategy) && !knows_group) {
-    contradiction("key \"sharding_strategy\" is \"" + config_name(c.sharding.strategy) + "\"" + pipeline +
-                  "give \"data_parallel_replicate_degree\" or \"data_parallel_shard_degree\"");
-  }
+  check_divided(c, "pipeline_parallel_degree", degree);
 }
 
 // Refuses what does not go together with split weights.
 void check_tensor_parallelism(const Config& c) {
   const int64_t degree = c.parallelism.tensor_degree;
   if (degree == 1) return;
-  const std::string split = c10::str(", but \"tensor_parallel_degree\" is ", degree, "; ");
-  if (c.sharding.wrap_policy == UnitsBy::kAutoUnits) {
-    contradiction("key \"wrap_policy\" is \"auto_units\"" + split +
-                  "accepted: " + join_or({"transformer", "size", "none"}));
-  }
-  if (c.model.fused_loss) contradiction("key \"fused_loss\" is true" + split + "accepted: false");
-  const bool knows_group = c.sharding.factor || c.parallelism.shard_degree || c.parallelism.replicate_degree;
-  if (is_hybrid(c.sharding.strategy) && !knows_group) {
-    contradiction("key \"sharding_strategy\" is \"" + config_name(c.sharding.strategy) + "\"" + split +
-                  "give \"data_parallel_replicate_degree\" or \"data_parallel_shard_degree\"");
+  check_divided(c, "tensor_parallel_degree", degree);
+  if (c.model.fused_loss) {
+    contradiction(
+        c10::str("key \"fused_loss\" is true, but \"tensor_parallel_degree\" is ", degree, "; accepted: false"));
   }
 }
 

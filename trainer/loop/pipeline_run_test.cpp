@@ -193,26 +193,11 @@ TEST(PipelinedCheckpoints, AreContinuedOnAnyMesh) {
   config.optimizer.lr_scheduler_type = LrSchedulerType::kConstant;
   config.steps.sync_each_batch = false;
   run_whole(config, folder, "whole", 1);
-  struct Part {
-    Config config;
-    int ranks;
-  };
-  const std::vector<Part> parts = {{with_pipeline(config, "Interleaved1F1B", 2), 2},
-                                   {config, 1},
-                                   {with_pipeline(config, "1F1B", 4), 4},
-                                   {with_pipeline(config, "ZBVZeroBubble", 2), 2}};
-  std::string checkpoint, name;
-  for (size_t step = 1; step <= parts.size(); ++step) {
-    Config part = parts[step - 1].config;
-    part.steps.max_steps = static_cast<int64_t>(step);
-    part.checkpoints.save_steps = 1;
-    part.checkpoints.async_save = step % 2 == 0;
-    if (!checkpoint.empty()) part.checkpoints.resume_from_checkpoint = checkpoint;
-    name = "part" + std::to_string(step);
-    run_whole(part, folder, name, parts[step - 1].ranks);
-    checkpoint = folder.path(name + "/checkpoint-" + std::to_string(step));
-  }
-  expect_same_weights(folder, name, "whole", 0);
+  const std::vector<RunOnRanks> parts = {{with_pipeline(config, "Interleaved1F1B", 2), 2},
+                                         {config, 1},
+                                         {with_pipeline(config, "1F1B", 4), 4},
+                                         {with_pipeline(config, "ZBVZeroBubble", 2), 2}};
+  expect_same_weights(folder, run_in_turns(parts, folder), "whole", 0);
 }
 
 // The names of the ranges in a row of a rank, in the order of time.

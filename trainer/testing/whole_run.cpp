@@ -61,4 +61,19 @@ Left run_whole(Config config, const testing::TemporaryFolder& folder, const std:
   return left;
 }
 
+std::string run_in_turns(const std::vector<RunOnRanks>& configs, const testing::TemporaryFolder& folder) {
+  std::string checkpoint, name;
+  for (size_t step = 1; step <= configs.size(); ++step) {
+    Config config = configs[step - 1].config;
+    config.steps.max_steps = static_cast<int64_t>(step);
+    config.checkpoints.save_steps = 1;
+    config.checkpoints.async_save = step % 2 == 0;
+    if (!checkpoint.empty()) config.checkpoints.resume_from_checkpoint = checkpoint;
+    name = "part" + std::to_string(step);
+    run_whole(config, folder, name, configs[step - 1].ranks);
+    checkpoint = folder.path(name + "/checkpoint-" + std::to_string(step));
+  }
+  return name;
+}
+
 }  // namespace fsdp::trainer

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "loop/train_rank.h"
@@ -28,5 +29,15 @@ struct Left {
 Left run_whole(
     Config config, const testing::TemporaryFolder& folder, const std::string& name, int world_size,
     const std::function<c10::Device(int rank)>& device_of = [](int) { return c10::Device(c10::kCPU); });
+
+// A config and its number of ranks.
+struct RunOnRanks {
+  Config config;
+  int ranks;
+};
+
+// Runs one step of each, which resumes from the checkpoint of the one before it: step N with configs[N - 1]. Every
+// second one saves asynchronously. Returns the name of the last run.
+std::string run_in_turns(const std::vector<RunOnRanks>& configs, const testing::TemporaryFolder& folder);
 
 }  // namespace fsdp::trainer
