@@ -82,13 +82,13 @@ bool SplitCall::prepare(torch::jit::Stack& stack, FindParameter parameter_of) {
   const std::string& name = op_.schema().name();
   const std::string& overload = op_.schema().overload_name();
   if (name == "aten::linear") {
-    prepare_product(stack, {0, 1, 2, 0}, parameter_of);
+    prepare_product(stack, {0, 1, 2, 0}, *split, parameter_of);
   } else if ((name == "aten::matmul" || name == "aten::mm") && overload.empty()) {
-    prepare_product(stack, {0, 1, -1, 1}, parameter_of);
+    prepare_product(stack, {0, 1, -1, 1}, *split, parameter_of);
   } else if (name == "aten::addmm" && overload.empty()) {
-    prepare_product(stack, {1, 2, 0, 1}, parameter_of);
+    prepare_product(stack, {1, 2, 0, 1}, *split, parameter_of);
   } else if (name == "aten::embedding") {
-    prepare_embedding(stack, parameter_of);
+    prepare_embedding(stack, *split, parameter_of);
   } else if (!is_channelwise(stack, parameter_of)) {
     refuse(*split);
   }
@@ -107,12 +107,12 @@ SplitCall::Weight SplitCall::weight_of(const at::Tensor& tensor, FindParameter p
   return {parameter, transposed ? 1 - parameter->part->dim : parameter->part->dim};
 }
 
-void SplitCall::prepare_product(torch::jit::Stack& stack, const Product& product, FindParameter parameter_of) {
+void SplitCall::prepare_product(torch::jit::Stack& stack, const Product& product, const flat::ShardedParameter& split,
+                                FindParameter parameter_of) {
   c10::IValue* arguments = arguments_of(op_, stack);
-  const flat::ShardedParameter* split = find_split(op_, stack, parameter_of);
   const Weight weight = weight_of(arguments[product.weight].toTensor(), parameter_of);
-  if (!weight.parameter) refuse(*split, "its other arguments are whole");
-  if (parameter_in(arguments[product.input], parameter_of)) refuse(*split, "its input is a parameter");
+  if (!weight.parameter) refuse(split, "its other arguments are whole");
+  if (parameter_in(arguments[product.input], parameter_of)) refuse(split, "its input is a parameter");
   name_ = weight.parameter->fqn;
   if (weight.dim == product.output_dim) {
     prepare_columns(arguments[product.input], product.bias < 0 ? nullptr : &arguments[product.bias], weight,
@@ -166,10 +166,11 @@ void SplitCall::prepare_rows(torch::jit::Stack& stack, const Product& product, c
 // ---------------------------------------------------------------- other operators
 
 // embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
-void SplitCall::prepare_embedding(torch::jit::Stack& stack, FindParameter parameter_of) {
+void SplitCall::prepare_embedding(torch::jit::Stack& stack, const flat::ShardedParameter& split,
+                                  FindParameter parameter_of) {
   c10::IValue* arguments = arguments_of(op_, stack);
   const flat::ShardedParameter* parameter = parameter_in(arguments[0], parameter_of);
-  if (!parameter || !parameter->part) refuse(*find_split(op_, stack, parameter_of));
+  if (!parameter || !parameter->part) refuse(split);
   const flat::PartOfWhole& part = *parameter->part;
   if (part.dim != 0 || part.ranges().size() != 1) refuse(*parameter, "not split along the vocabulary");
   if (arguments[3].toBool()) refuse(*parameter, "scale_grad_by_freq");

@@ -55,10 +55,12 @@ class SplitCall {
     int64_t output_dim;
   };
 
-  void prepare_product(torch::jit::Stack& stack, const Product& product, FindParameter parameter_of);
+  // `split`: a split parameter among the arguments, for errors.
+  void prepare_product(torch::jit::Stack& stack, const Product& product, const flat::ShardedParameter& split,
+                       FindParameter parameter_of);
   void prepare_columns(c10::IValue& input, const c10::IValue* bias, const Weight& weight, FindParameter parameter_of);
   void prepare_rows(torch::jit::Stack& stack, const Product& product, const Weight& weight);
-  void prepare_embedding(torch::jit::Stack& stack, FindParameter parameter_of);
+  void prepare_embedding(torch::jit::Stack& stack, const flat::ShardedParameter& split, FindParameter parameter_of);
   bool is_channelwise(const torch::jit::Stack& stack, FindParameter parameter_of) const;
   Weight weight_of(const at::Tensor& tensor, FindParameter parameter_of) const;
   [[noreturn]] void refuse(const flat::ShardedParameter& parameter, const std::string& why = "") const;
