@@ -27,9 +27,9 @@ constexpr int kSteps = 3;
 constexpr int kMicroBatches = 2;
 constexpr int64_t kBlocks = 2;
 
-// Longer than the windows.
+// Longer than the windows, and even, as sequence parallelism over two ranks needs it.
 StageBatch batch_of(int step, int micro_batch, int data_rank) {
-  const int64_t length = 7 + micro_batch;
+  const int64_t length = 6 + 2 * micro_batch;
   const torch::Tensor ids =
       (torch::arange(2 * length) * (3 + data_rank + 5 * step + 2 * micro_batch) % 31).view({2, length});
   return {ids, ids, 1.0 / kMicroBatches};
@@ -79,7 +79,20 @@ void split_head(DeviceMesh& mesh, CausalLM& model) {
                         [classes](const torch::Tensor& logits) { return classes->gather(logits); }}));
 }
 
-Options options_of(DeviceMesh& mesh, const CausalLM& model) {
+void split_positions(DeviceMesh& mesh, CausalLM& model) {
+  const auto rows = std::make_shared<SplitSequence>(mesh.group("tp"), 0);
+  model.set_split_positions(std::make_shared<models::SplitPositions>(
+      models::SplitPositions{rows->parts(), [rows](const torch::Tensor& mine) { return rows->gather(mine); }}));
+}
+
+// What the ranks of a group have a part of, besides weights.
+struct Parts {
+  bool classes = true, positions = false;
+};
+
+Options split(DeviceMesh& mesh, CausalLM& model, const Parts& parts) {
+  if (parts.classes) split_head(mesh, model);
+  if (parts.positions) split_positions(mesh, model);
   Options options;
   options.mesh = mesh.data_parallel();
   options.sharding_strategy = ShardingStrategy::kShardGradOp;
@@ -89,6 +102,7 @@ Options options_of(DeviceMesh& mesh, const CausalLM& model) {
     return name == "Embedding" || std::find(blocks.begin(), blocks.end(), name) != blocks.end();
   };
   options.tensor_parallel = {mesh.group("tp"), model.tensor_parallel_plan()};
+  if (parts.positions) options.tensor_parallel->sequence_dim = 1;
   return options;
 }
 
@@ -96,10 +110,9 @@ void add_weights(ShardedModule& sharded, Weights& to) {
   sharded.for_each_full_parameter([&](const std::string& fqn, const torch::Tensor& full) { to[fqn] = full.clone(); });
 }
 
-Trained train_split(DeviceMesh& mesh, const SmallModel& small, bool tied, bool splits_head) {
+Trained train_split(DeviceMesh& mesh, const SmallModel& small, bool tied, const Parts& parts) {
   const auto model = make(small, tied);
-  if (splits_head) split_head(mesh, *model);
-  const auto sharded = fully_shard(*model, options_of(mesh, *model));
+  const auto sharded = fully_shard(*model, split(mesh, *model, parts));
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
     sharded->zero_grad();
@@ -117,17 +130,16 @@ Trained train_split(DeviceMesh& mesh, const SmallModel& small, bool tied, bool s
   return result;
 }
 
-Trained train_split_in_stages(DeviceMesh& mesh, const SmallModel& small, bool tied) {
+Trained train_split_in_stages(DeviceMesh& mesh, const SmallModel& small, bool tied, const Parts& parts) {
   const PipelineSchedule schedule = make_pipeline_schedule("1F1B", mesh.size("pp"), 1, kMicroBatches);
   const int index = mesh.rank("pp");
   const StagePart part = models::stage_parts(kBlocks, schedule.stages())[static_cast<size_t>(index)];
   const auto model = make(small, tied);
   StagedLM& staged = models::staged_lm(*model);
   staged.keep(part);
-  split_head(mesh, *model);
   int step = 0;
   const auto batch = [&](int i) { return batch_of(step, i, mesh.rank("dp_shard")); };
-  const auto sharded = fully_shard(*model, options_of(mesh, *model));
+  const auto sharded = fully_shard(*model, split(mesh, *model, parts));
   PipelineOptions options;
   if (tied) options.tied_parameters = {staged.tied_parameter()};
   Pipeline pipeline(mesh, schedule, {{index, sharded, models::stage_forward(staged, part, batch)}}, options);
@@ -156,16 +168,21 @@ INSTANTIATE_TEST_SUITE_P(All, SplitModels, ::testing::ValuesIn(models::small_mod
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(SplitModels, TrainAsInOneProcess) {
-  for (const auto& [data, tied, splits_head] : {std::tuple{1, false, true}, {1, true, false}, {2, true, true}}) {
+  for (const auto& [data, tied, parts] : {std::tuple{1, false, Parts{true, false}},
+                                          {1, true, {false, false}},
+                                          {2, true, {true, false}},
+                                          {1, false, {false, true}},
+                                          {2, true, {true, true}}}) {
     const Trained alone = train_alone(GetParam(), tied, data);
-    run_ranks(2 * data, [&, data = data, tied = tied, splits_head = splits_head](Ranks world) {
+    run_ranks(2 * data, [&, data = data, tied = tied, parts = parts](Ranks world) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", data}, {"tp", 2}});
-      const Trained split = train_split(mesh, GetParam(), tied, splits_head);
+      const Trained split = train_split(mesh, GetParam(), tied, parts);
       if (data == 1) {
         for (int step = 0; step < kSteps; ++step) EXPECT_NEAR(split.losses[step], alone.losses[step], 1e-11);
       }
       EXPECT_EQ(split.weights.size(), alone.weights.size());
-      expect_weights(split.weights, alone.weights, c10::str(data, tied ? ", tied" : ""));
+      expect_weights(split.weights, alone.weights,
+                     c10::str(data, tied ? ", tied" : "", parts.positions ? ", positions" : ""));
     });
   }
 }
@@ -175,7 +192,7 @@ TEST_P(SplitModels, TrainInStagesAsInOneProcess) {
     const Trained alone = train_alone(GetParam(), tied, /*data_ranks=*/1);
     run_ranks(4, [&](Ranks world) {
       DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"tp", 2}});
-      const Trained split = train_split_in_stages(mesh, GetParam(), tied);
+      const Trained split = train_split_in_stages(mesh, GetParam(), tied, {true, /*positions=*/tied});
       expect_weights(split.weights, alone.weights, tied ? "tied" : "");
       EXPECT_EQ(split.state_dict.size(), alone.weights.size());
       expect_weights(split.state_dict, alone.weights, tied ? "state dict, tied" : "state dict");
@@ -189,11 +206,10 @@ TEST_P(SplitModels, GiveAllLogits) {
   const torch::Tensor expected = make(GetParam(), /*tied=*/true)->forward(ids).logits;
   run_ranks(2, [&](Ranks world) {
     DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
-    for (const bool splits_head : {false, true}) {
+    for (const Parts& parts : {Parts{false, false}, {true, false}, {true, true}}) {
       const auto model = make(GetParam(), /*tied=*/true);
-      if (splits_head) split_head(mesh, *model);
-      const auto sharded = fully_shard(*model, options_of(mesh, *model));
-      EXPECT_TRUE(model->forward(ids).logits.allclose(expected, 1e-12, 1e-12)) << splits_head;
+      const auto sharded = fully_shard(*model, split(mesh, *model, parts));
+      EXPECT_TRUE(model->forward(ids).logits.allclose(expected, 1e-12, 1e-12)) << parts.classes << parts.positions;
     }
   });
 }

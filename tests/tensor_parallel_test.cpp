@@ -129,13 +129,14 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Case& one = info.param;
   return c10::str(one.mesh.data, "x", one.mesh.tensor, "ranks_", to_string(one.strategy),
                   one.use_orig_params ? "" : "_flat", one.shape.tied ? "_tied" : "",
-                  one.shape.recomputes ? "_again" : "", "_heads", one.shape.shared,
-                  one.dtype == torch::kFloat64 ? "" : "_fp32");
+                  one.shape.recomputes ? "_again" : "", one.shape.splits_sequence ? "_sequence" : "", "_heads",
+                  one.shape.shared, one.dtype == torch::kFloat64 ? "" : "_fp32");
 }
 
 using enum ShardingStrategy;
 constexpr Shape kEven{4, 2, false, false}, kUneven{6, 3, false, false}, kTied{6, 3, true, false},
-    kAgain{6, 3, true, true}, kFive{5, 5, false, false};
+    kAgain{6, 3, true, true}, kFive{5, 5, false, false}, kSequence{6, 3, false, false, true},
+    kTiedSequence{6, 3, true, false, true}, kSequenceAgain{6, 3, true, true, true};
 INSTANTIATE_TEST_SUITE_P(All, SplitNets,
                          Values(Case{{1, 2}, kNoShard, true, kEven, torch::kFloat64},
                                 Case{{1, 2}, kNoShard, true, kUneven, torch::kFloat64},
@@ -146,7 +147,13 @@ INSTANTIATE_TEST_SUITE_P(All, SplitNets,
                                 Case{{2, 2}, kFullShard, true, kTied, torch::kFloat64},
                                 Case{{2, 2}, kFullShard, true, kUneven, torch::kFloat32},
                                 Case{{2, 2}, kShardGradOp, false, kAgain, torch::kFloat64},
-                                Case{{2, 2}, kNoShard, true, kUneven, torch::kFloat64}),
+                                Case{{2, 2}, kNoShard, true, kUneven, torch::kFloat64},
+                                Case{{1, 2}, kNoShard, true, kSequence, torch::kFloat64},
+                                Case{{1, 3}, kFullShard, true, kTiedSequence, torch::kFloat64},
+                                Case{{1, 3}, kNoShard, true, kSequenceAgain, torch::kFloat32},
+                                Case{{2, 2}, kFullShard, true, kSequenceAgain, torch::kFloat64},
+                                Case{{2, 2}, kShardGradOp, false, kTiedSequence, torch::kFloat64},
+                                Case{{2, 2}, kFullShard, true, kSequence, torch::kFloat32}),
                          name_of);
 
 // ---------------------------------------------------------------- initial values, norms, communication

@@ -13,12 +13,18 @@
 //
 // All ranks of the group must compute on the same input. Values that a module computes from parts (the output of a
 // column-wise layer) differ from rank to rank until a row-wise layer adds them up.
+//
+// Sequence parallelism (Korthikanti et al. 2022, section 4.2.2) divides what lies between, too: norms, residuals and
+// their activations. With TensorParallelOptions::sequence_dim, row-wise layers and embeddings give each rank an equal
+// part of the positions, and column-wise layers gather them: the same bytes as the sums without it. Norms between them
+// need rules of kSharedByParts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,7 +57,8 @@ enum class SplitStyle : uint8_t {
   // outputs.
   kVocabulary,
   // All parameters stay whole, but each rank uses them on its part of the values, so their gradients are added up over
-  // the ranks: a norm of each head's queries (replicated_with_grad_allreduce).
+  // the ranks: a norm of each head's queries, or, with sequence parallelism, any module between a row-wise and a
+  // column-wise layer (replicated_with_grad_allreduce).
   kSharedByParts,
 };
 
@@ -80,6 +87,31 @@ struct TensorParallelOptions {
   std::shared_ptr<Communicator> group;
   // Must be the same on all ranks of the group. Modules that no rule matches stay whole, on each rank.
   std::vector<TensorParallelRule> plan;
+  // If set, sequence parallelism: the dimension of positions, 1 of [batch, sequence, channels]. All inputs of
+  // column-wise layers, and what row-wise layers and embeddings return, have a part of the positions; the inputs of
+  // embeddings have all of them. Ranks must divide the positions. Must be the same on all ranks of the group.
+  std::optional<int64_t> sequence_dim = std::nullopt;
+};
+
+// Moves between whole sequences and the parts that ranks hold between layers, for code that needs the others'
+// positions. Both functions are collective over the group, in forward or in backward. Threads: one at a time.
+class SplitSequence {
+ public:
+  // `dim`: the dimension of positions.
+  SplitSequence(const std::shared_ptr<Communicator>& group, int64_t dim);
+
+  // Ranks of the group.
+  int parts() const;
+  // Returns all positions, of which `mine` are this rank's. All ranks must do the same with the result: backward takes
+  // this rank's part of its gradient.
+  at::Tensor gather(const at::Tensor& mine) const;
+  // Returns a copy of this rank's positions of values that all ranks have. Throws if the ranks do not divide the
+  // positions. Backward gathers.
+  at::Tensor take(const at::Tensor& whole) const;
+
+ private:
+  std::shared_ptr<tensor_parallel::Exchange> exchange_;
+  int64_t dim_;
 };
 
 // The outputs of a layer that is split by kColwise without groups, as classes: a loss of all of them that no rank ever

@@ -85,7 +85,7 @@ void check_agrees(const engine::EngineOptions& outer, const engine::Engine& inne
                 inner.units().front()->name(), "' was annotated with another value than the module above it");
   };
   require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
-  require(outer.exchange == inner.options().exchange, "tensor_parallel.group");
+  require(outer.exchange == inner.options().exchange, "tensor_parallel.group or tensor_parallel.sequence_dim");
   require(outer.shard_cut == other.shard_cut, "shard_cut");
   require(outer.keep_memory == other.keep_memory, "keep_memory");
   require(outer.memory.compute_device() == other.memory.compute_device(), "device");

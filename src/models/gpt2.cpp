@@ -75,7 +75,7 @@ GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& 
 }
 
 at::Tensor GPT2ModelImpl::embed(const at::Tensor& input_ids) {
-  const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options());
+  const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options()).unsqueeze(0);
   const at::Tensor embedded = kept(wte_, "wte")(input_ids);
   return at::dropout(embedded + kept(wpe_, "wpe")(positions), embedding_dropout_, is_training());
 }
@@ -137,29 +137,6 @@ double GPT2LMHeadModelImpl::flops_per_token(int64_t sequence_length) const {
 double GPT2LMHeadModelImpl::recomputed_flops_per_token(int64_t sequence_length) const {
   return recomputed_flops_of_all(transformer_->activation_checkpointing(), config_.n_layer,
                                  products_of_block(sequence_length));
-}
-
-// Weights of Conv1D have their outputs in dimension 1.
-std::vector<TensorParallelRule> GPT2LMHeadModelImpl::tensor_parallel_plan() const {
-  TORCH_CHECK(config_.resid_pdrop == 0 && config_.embd_pdrop == 0 && config_.attn_pdrop == 0,
-              "tensor parallelism: gpt2 draws random numbers in forward (resid_pdrop ", config_.resid_pdrop,
-              ", embd_pdrop ", config_.embd_pdrop, ", attn_pdrop ", config_.attn_pdrop,
-              "), which would differ between the ranks that hold its parts. Set them to 0 in config.json");
-  const int64_t size = config_.n_embd, heads = config_.n_head;
-  std::vector<TensorParallelRule> rules = {
-      {"transformer.h.*.attn.c_attn", SplitStyle::kColwise, heads, {size, size, size}, /*output_dim=*/1},
-      {"transformer.h.*.attn.c_proj", SplitStyle::kRowwise, heads, {}, /*output_dim=*/1},
-      {"transformer.h.*.mlp.c_fc", SplitStyle::kColwise, 0, {}, /*output_dim=*/1},
-      {"transformer.h.*.mlp.c_proj", SplitStyle::kRowwise, 0, {}, /*output_dim=*/1}};
-  const auto modules = named_modules();
-  const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
-  // The last stage of a pipeline keeps the embedding as its head.
-  const bool is_head = lm_head_ && !modules.contains("lm_head");
-  if (modules.contains("transformer.wte")) {
-    rules.push_back({"transformer.wte", is_head ? head : SplitStyle::kVocabulary});
-  }
-  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
-  return rules;
 }
 
 }  // namespace fsdp::models

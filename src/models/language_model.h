@@ -22,6 +22,13 @@ struct SplitHead {
   std::function<at::Tensor(const at::Tensor& logits)> gather;
 };
 
+// Hidden states of which each rank has an equal part of the positions (sequence parallelism).
+struct SplitPositions {
+  int64_t parts = 1;
+  // Returns the rows [positions, …] of all ranks.
+  std::function<at::Tensor(const at::Tensor& rows)> gather;
+};
+
 struct LanguageModelOutput {
   at::Tensor loss;    // scalar fp32 (fp64 for fp64 models), mean over predicted tokens; undefined without labels
   at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and set_fused_loss or set_split_head
@@ -41,8 +48,14 @@ class LanguageModel : public PretrainedModel {
   // If set, the head's products are those of this rank's classes, and tensor_parallel_plan says so. Null: all classes.
   void set_split_head(std::shared_ptr<const SplitHead> split) { split_head_ = std::move(split); }
 
+  // If set, hidden states between layers have a part of the positions, and tensor_parallel_plan says so; dimension 1 is
+  // TensorParallelOptions::sequence_dim. Null: all positions.
+  void set_split_positions(std::shared_ptr<const SplitPositions> split) { split_positions_ = std::move(split); }
+
  protected:
   bool has_split_head() const { return split_head_ != nullptr; }
+  // Null: hidden states have all positions.
+  const SplitPositions* split_positions() const { return split_positions_.get(); }
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
   // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.
   LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
@@ -51,6 +64,7 @@ class LanguageModel : public PretrainedModel {
  private:
   bool fused_loss_ = false;
   std::shared_ptr<const SplitHead> split_head_;
+  std::shared_ptr<const SplitPositions> split_positions_;
 };
 
 }  // namespace fsdp::models

@@ -1,7 +1,6 @@
 #include "models/layers.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
@@ -42,11 +41,7 @@ Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features, double relativ
       bias(register_parameter("bias", at::empty({out_features}, options))),
       relative_std(relative_std) {}
 
-at::Tensor Conv1DImpl::forward(const at::Tensor& input) {
-  std::vector<int64_t> sizes = input.sizes().vec();
-  sizes.back() = weight.size(1);
-  return at::addmm(bias, input.reshape({-1, weight.size(0)}), weight).view(sizes);
-}
+at::Tensor Conv1DImpl::forward(const at::Tensor& input) { return at::linear(input, weight.t(), bias); }
 
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
                              const at::TensorOptions& options)

@@ -1,21 +1,18 @@
 #include "tensor_parallel/exchange.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "torch_seams/autograd_node.h"
+#include "tensor_parallel/exchange_node.h"
+#include "tensor_parallel/positions.h"
 
 namespace fsdp::tensor_parallel {
 namespace {
-
-using torch::autograd::variable_list;
 
 // Returns this rank's channels of whole values.
 at::Tensor own_channels(const at::Tensor& whole, const flat::PartOfWhole& part) {
@@ -24,30 +21,6 @@ at::Tensor own_channels(const at::Tensor& whole, const flat::PartOfWhole& part) 
   return pieces.size() == 1 ? pieces.front().contiguous() : at::cat(pieces, -1);
 }
 
-// One of the functions of autograd. Holds the exchange weakly: a graph may outlive the sharded module.
-class ExchangeNode : public torch::autograd::Node {
- public:
-  ExchangeNode(const std::shared_ptr<Exchange>& exchange, std::string parameter)
-      : exchange_(exchange), parameter_(std::move(parameter)) {}
-
-  variable_list apply(variable_list&& gradients) override {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: double backward (create_graph) through parameter '", parameter_,
-                "' is not supported: it is split over ranks (tensor parallelism)");
-    const std::shared_ptr<Exchange> exchange = exchange_.lock();
-    TORCH_CHECK(exchange, "fsdp: backward through parameter '", parameter_, "' after its sharded module was destroyed");
-    // Other ranks wait for this rank's gradient, even if it is zero.
-    return {backward(*exchange, gradients[0].defined() ? gradients[0] : input_metadata(0).zeros_like())};
-  }
-
- protected:
-  virtual at::Tensor backward(Exchange& exchange, const at::Tensor& gradient) = 0;
-  const std::string& parameter() const { return parameter_; }
-
- private:
-  std::weak_ptr<Exchange> exchange_;
-  std::string parameter_;
-};
-
 class EnterNode : public ExchangeNode {
  public:
   using ExchangeNode::ExchangeNode;
@@ -55,9 +28,7 @@ class EnterNode : public ExchangeNode {
 
  private:
   at::Tensor backward(Exchange& exchange, const at::Tensor& gradient) override {
-    const at::Tensor sum = gradient.clone(at::MemoryFormat::Contiguous);
-    exchange.add_up(sum, parameter(), Pass::kBackward);
-    return sum;
+    return exchange.combined(gradient, split(), Pass::kBackward);
   }
 };
 
@@ -67,61 +38,60 @@ class SumNode : public ExchangeNode {
   std::string name() const override { return "fsdp::SumOfParts"; }
 
  private:
-  at::Tensor backward(Exchange&, const at::Tensor& gradient) override { return gradient; }
+  at::Tensor backward(Exchange& exchange, const at::Tensor& gradient) override {
+    return exchange.spread(gradient, split(), Pass::kBackward);
+  }
 };
 
 // Of gather() and take().
 class ChannelsNode : public ExchangeNode {
  public:
-  ChannelsNode(const std::shared_ptr<Exchange>& exchange, std::string parameter,
+  ChannelsNode(const std::shared_ptr<Exchange>& exchange, std::string split,
                std::shared_ptr<const flat::PartOfWhole> part, bool gathers)
-      : ExchangeNode(exchange, std::move(parameter)), part_(std::move(part)), gathers_(gathers) {}
+      : ExchangeNode(exchange, std::move(split)), part_(std::move(part)), gathers_(gathers) {}
   std::string name() const override { return gathers_ ? "fsdp::GatherParts" : "fsdp::TakePart"; }
 
  private:
   at::Tensor backward(Exchange& exchange, const at::Tensor& gradient) override {
-    return gathers_ ? own_channels(gradient, *part_)
-                    : exchange.gathered(gradient, *part_, parameter(), Pass::kBackward);
+    return gathers_ ? own_channels(gradient, *part_) : exchange.gathered(gradient, *part_, split(), Pass::kBackward);
   }
 
   std::shared_ptr<const flat::PartOfWhole> part_;
   bool gathers_;
 };
 
-bool is_recorded(const at::Tensor& input) { return at::GradMode::is_enabled() && input.requires_grad(); }
-
-// Makes `node` the function that has computed `result` from `input`.
-at::Tensor record(at::Tensor result, const at::Tensor& input, const seams::NodePtr& node) {
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::set_history(result, node);
-  return result;
-}
-
 }  // namespace
 
 // ---------------------------------------------------------------- as part of the graph
 
-at::Tensor Exchange::entered_before(const at::Tensor& whole) const {
-  if (!entered_ || entered_->version != whole._version()) return {};
-  const auto known = entered_->whole.lock();
-  const auto result = known.get() == whole.unsafeGetTensorImpl() ? entered_->result.lock() : decltype(known)();
+at::Tensor Exchange::entered_before(const at::Tensor& values) const {
+  if (!entered_ || entered_->version != values._version()) return {};
+  if (entered_->is_recorded != is_recorded(values)) return {};
+  const auto known = entered_->values.lock();
+  const auto result = known.get() == values.unsafeGetTensorImpl() ? entered_->result.lock() : decltype(known)();
   return result ? at::Tensor(result) : at::Tensor();
 }
 
-at::Tensor Exchange::enter(const at::Tensor& whole, const std::string& name) {
-  if (!is_recorded(whole)) return whole;
-  if (at::Tensor before = entered_before(whole); before.defined()) return before;
-  at::Tensor result = record(whole.detach(), whole, seams::make_node<EnterNode>(shared_from_this(), name));
+at::Tensor Exchange::enter(const at::Tensor& values, const std::string& name) {
+  const bool recorded = is_recorded(values);
+  if (!recorded && !sequence_dim_) return values;
+  const bool counts_versions = !values.is_inference();
+  if (at::Tensor before = counts_versions ? entered_before(values) : at::Tensor(); before.defined()) return before;
+  entered_.reset();
+  at::Tensor result = spread(values.detach(), name, Pass::kForward);
+  if (recorded) result = record(std::move(result), values, seams::make_node<EnterNode>(shared_from_this(), name));
+  if (!counts_versions) return result;
   const auto weakly = [](const at::Tensor& tensor) {
     return c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
   };
-  entered_ = std::make_unique<Entered>(Entered{weakly(whole), weakly(result), whole._version()});
+  entered_ = std::make_unique<Entered>(
+      Entered{weakly(values), weakly(result), values._version(), recorded, recorded ? at::Tensor() : result});
   return result;
 }
 
 at::Tensor Exchange::sum(const at::Tensor& partial, const std::string& name) {
-  at::Tensor result = partial.detach().contiguous();
-  add_up(result, name, Pass::kForward);
+  if (entered_) entered_->kept.reset();
+  at::Tensor result = combined(partial.detach(), name, Pass::kForward);
   if (!is_recorded(partial)) return result;
   return record(std::move(result), partial, seams::make_node<SumNode>(shared_from_this(), name));
 }
@@ -147,6 +117,40 @@ CollectiveId Exchange::next_id(std::string name, Pass pass) { return {std::move(
 void Exchange::add_up(const at::Tensor& values, const std::string& name, Pass pass) {
   const at::Tensor flat = values.view({-1});
   group_->all_reduce(flat, flat, {}, next_id("sum for " + name, pass))->wait();
+}
+
+// In forward, nothing else uses `partial`, so it is added up in place.
+at::Tensor Exchange::combined(const at::Tensor& partial, const std::string& name, Pass pass) {
+  if (!sequence_dim_) {
+    const bool is_own = pass == Pass::kForward;
+    const at::Tensor sum = is_own ? partial.contiguous() : partial.clone(at::MemoryFormat::Contiguous);
+    add_up(sum, name, pass);
+    return sum;
+  }
+  const at::Tensor blocks = by_rank(partial, *sequence_dim_, size());
+  at::Tensor mine = at::empty_like(blocks.select(0, 0), at::MemoryFormat::Contiguous);
+  group_->reduce_scatter(mine.view({-1}), blocks.view({-1}), {}, next_id("part of the sum for " + name, pass))->wait();
+  return mine;
+}
+
+at::Tensor Exchange::spread(const at::Tensor& values, const std::string& name, Pass pass) {
+  return sequence_dim_ ? all_positions(values, *sequence_dim_, name, pass) : values;
+}
+
+at::Tensor Exchange::all_positions(const at::Tensor& mine, int64_t dim, const std::string& name, Pass pass) {
+  return from_ranks(of_all(mine, name, pass), dim);
+}
+
+at::Tensor Exchange::own_positions(const at::Tensor& whole, int64_t dim) const {
+  check_positions(whole, dim);
+  const int64_t positions = whole.size(dim) / size();
+  return whole.narrow(dim, positions * rank(), positions).contiguous();
+}
+
+void Exchange::check_positions(const at::Tensor& whole, int64_t dim) const {
+  TORCH_CHECK(dim < whole.dim() && whole.size(dim) % size() == 0, "fsdp: values of sizes ", whole.sizes(),
+              " cannot be cut along dimension ", dim, " into ", size(),
+              " equal parts (sequence parallelism): pad the sequence to a multiple of the ranks");
 }
 
 at::Tensor Exchange::of_all(const at::Tensor& mine, const std::string& name, Pass pass) {

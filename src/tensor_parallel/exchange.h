@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,15 +16,20 @@
 
 namespace fsdp::tensor_parallel {
 
-// Values that all ranks have are *whole*, those of which each rank has some channels (of the last dimension) are
-// *parts*, and those of which each rank has a summand are *partial*. The functions of autograd below are pairs: the
-// backward of each is the forward of another.
+// Values of which each rank has some channels (of the last dimension) are *parts*, those of which each rank has a
+// summand are *partial*. Values between layers are the same on all ranks; with sequence parallelism (Korthikanti et
+// al., 2022, section 4.2.2), each rank has an equal part of their positions instead. The functions of autograd below
+// are pairs: the backward of each is the forward of another.
 //
 // Collective; all block. The ranks compute the same, so they call the same functions in the same order, in forward and
 // in backward. Threads: one at a time.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
-  explicit Exchange(std::shared_ptr<Communicator> group) : group_(std::move(group)) { ++live_; }
+  // `sequence_dim`: the dimension of positions. Unset: without sequence parallelism.
+  explicit Exchange(std::shared_ptr<Communicator> group, std::optional<int64_t> sequence_dim = std::nullopt)
+      : group_(std::move(group)), sequence_dim_(sequence_dim) {
+    ++live_;
+  }
   ~Exchange() { --live_; }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -34,13 +40,16 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const std::shared_ptr<Communicator>& group() const { return group_; }
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
+  std::optional<int64_t> sequence_dim() const { return sequence_dim_; }
+  // Throws unless the positions of `whole` along `dim` can be cut into equal parts.
+  void check_positions(const at::Tensor& whole, int64_t dim) const;
 
   // -- as part of the graph; `name` names the parameter in errors --
 
-  // Returns whole values for use by parts. Forward: nothing. Backward: adds the gradients up. Layers that use the same
-  // tensor one after the other get the same result, so that backward adds up once for all of them.
-  at::Tensor enter(const at::Tensor& whole, const std::string& name);
-  // Adds partial values up. Backward: nothing. May write to `partial`.
+  // Returns values between layers for use by parts: spread(). Backward: combined(). Layers that use the same tensor one
+  // after the other get the same result, so that each happens once for all of them.
+  at::Tensor enter(const at::Tensor& values, const std::string& name);
+  // The inverse: combined(). Backward: spread(). May write to `partial`.
   at::Tensor sum(const at::Tensor& partial, const std::string& name);
   // Returns the whole of parts. Backward: takes this rank's part.
   at::Tensor gather(const at::Tensor& mine, const std::shared_ptr<const flat::PartOfWhole>& part,
@@ -53,6 +62,15 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   // Adds `values`, which are dense, up over the ranks, in place.
   void add_up(const at::Tensor& values, const std::string& name, Pass pass);
+  // Adds partial values up. With sequence parallelism, returns this rank's positions of the sum. May write to `partial`
+  // in forward.
+  at::Tensor combined(const at::Tensor& partial, const std::string& name, Pass pass);
+  // Returns values between layers as all ranks use them: as they are, or, with sequence parallelism, of all positions.
+  at::Tensor spread(const at::Tensor& values, const std::string& name, Pass pass);
+  // Returns all positions along `dim`, of which `mine` are this rank's.
+  at::Tensor all_positions(const at::Tensor& mine, int64_t dim, const std::string& name, Pass pass);
+  // Returns a copy of this rank's positions along `dim`. Not collective.
+  at::Tensor own_positions(const at::Tensor& whole, int64_t dim) const;
   // Returns the whole of a parameter of which `mine` is this rank's part, row-major.
   at::Tensor whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name);
   // Returns values of which each rank has some channels.
@@ -63,15 +81,19 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
  private:
   CollectiveId next_id(std::string name, Pass pass);
 
-  // The last result of enter(). Held weakly, so that activations live no longer than without it.
+  // The last result of enter(). Held weakly, so that activations live no longer than without it; but without a graph,
+  // which would hold it, until the layers that use it have been added up.
   struct Entered {
-    c10::weak_intrusive_ptr<c10::TensorImpl> whole, result;
+    c10::weak_intrusive_ptr<c10::TensorImpl> values, result;
     int64_t version = 0;
+    bool is_recorded = false;
+    at::Tensor kept;
   };
-  at::Tensor entered_before(const at::Tensor& whole) const;
+  at::Tensor entered_before(const at::Tensor& values) const;
 
   inline static std::atomic<int> live_{0};
   std::shared_ptr<Communicator> group_;
+  std::optional<int64_t> sequence_dim_;
   std::map<Pass, uint64_t> generations_;
   std::unique_ptr<Entered> entered_;
 };

@@ -60,6 +60,8 @@ class SplitCall {
                        FindParameter parameter_of);
   void prepare_columns(c10::IValue& input, const c10::IValue* bias, const Weight& weight, FindParameter parameter_of);
   void prepare_rows(torch::jit::Stack& stack, const Product& product, const Weight& weight);
+  // With sequence parallelism: throws unless the input of a product has positions.
+  void check_positions(const flat::ShardedParameter& parameter, const at::Tensor& input) const;
   void prepare_embedding(torch::jit::Stack& stack, const flat::ShardedParameter& split, FindParameter parameter_of);
   bool is_channelwise(const torch::jit::Stack& stack, FindParameter parameter_of) const;
   Weight weight_of(const at::Tensor& tensor, FindParameter parameter_of) const;

@@ -64,8 +64,8 @@ std::string where(const TensorParallelRule& rule, const std::string& name) {
 
 }  // namespace
 
-SplitPlan::SplitPlan(const std::vector<TensorParallelRule>& plan, int rank, int size)
-    : plan_(plan), rank_(rank), size_(size), used_(plan.size()) {
+SplitPlan::SplitPlan(const std::vector<TensorParallelRule>& plan, int rank, int size, bool splits_sequence)
+    : plan_(plan), rank_(rank), size_(size), splits_sequence_(splits_sequence), used_(plan.size()) {
   for (const TensorParallelRule& rule : plan_) {
     TORCH_CHECK(rule.groups >= 0 && (rule.output_dim == 0 || rule.output_dim == 1), "fsdp: tensor_parallel: the rule '",
                 rule.modules, "' has groups=", rule.groups, " and output_dim=", rule.output_dim,
@@ -90,7 +90,8 @@ Split SplitPlan::split_by(const TensorParallelRule& rule, const std::string& nam
   TORCH_CHECK(dims == 2 || (dims == 1 && rule.style != SplitStyle::kVocabulary), where(rule, name), "it has ", dims,
               " dimensions");
   const std::optional<int64_t> dim = dimension(rule, dims);
-  if (!dim) return {};
+  // The bias of a row-wise layer is added to what the rank has of the sum.
+  if (!dim) return {nullptr, splits_sequence_};
   const int64_t size = sizes[static_cast<size_t>(*dim)];
   const std::vector<int64_t> sections = rule.sections.empty() ? std::vector<int64_t>{size} : rule.sections;
   const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});

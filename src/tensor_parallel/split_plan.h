@@ -20,8 +20,8 @@ struct Split {
 
 class SplitPlan {
  public:
-  // Refers to `plan`. `rank` of `size` ranks.
-  SplitPlan(const std::vector<TensorParallelRule>& plan, int rank, int size);
+  // Refers to `plan`. `rank` of `size` ranks. `splits_sequence`: with sequence parallelism.
+  SplitPlan(const std::vector<TensorParallelRule>& plan, int rank, int size, bool splits_sequence = false);
 
   // `modules`: the modules that hold the parameter, more than one if it is shared; their rules must cut it alike.
   // `name`: for errors. Throws if a rule cannot cut it.
@@ -38,6 +38,7 @@ class SplitPlan {
 
   const std::vector<TensorParallelRule>& plan_;
   int rank_, size_;
+  bool splits_sequence_;
   std::vector<bool> used_;
 };
 

@@ -132,6 +132,10 @@ struct ParallelismConfig {
   int64_t pipeline_first_stage_less_layers = 1;      // pipeline_parallel_first_stage_less_layers
   int64_t pipeline_last_stage_less_layers = 1;       // pipeline_parallel_last_stage_less_layers
   int64_t tensor_degree = 1;                         // tensor_parallel_degree
+  bool sequence_parallel = true;                     // enable_sequence_parallel
+
+  // Whether ranks that split weights split the positions between layers, too.
+  bool splits_positions() const { return tensor_degree > 1 && sequence_parallel; }
 
   bool operator==(const ParallelismConfig&) const = default;
 };

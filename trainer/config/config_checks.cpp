@@ -239,6 +239,12 @@ void check_tensor_parallelism(const Config& c) {
     contradiction(
         c10::str("key \"fused_loss\" is true, but \"tensor_parallel_degree\" is ", degree, "; accepted: false"));
   }
+  const int64_t length = c.data.max_seq_length;
+  if (c.parallelism.splits_positions() && length % degree != 0) {
+    contradiction(c10::str("key \"max_seq_length\" is ", length, ", which the ", degree,
+                           " ranks of \"tensor_parallel_degree\" cannot divide evenly; give a multiple of ", degree,
+                           ", or set \"enable_sequence_parallel\" to false"));
+  }
 }
 
 }  // namespace

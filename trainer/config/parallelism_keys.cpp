@@ -59,6 +59,12 @@ std::vector<ConfigKey> parallelism_keys() {
                   "and read the same samples. A divisor of the number of ranks, at most the number of heads of keys. "
                   "The other ranks shard each part, or hold stages of a pipeline.",
        .range = kAtLeastOne},
+      {.section = section,
+       .name = "enable_sequence_parallel",
+       .member = {&Config::parallelism, &ParallelismConfig::sequence_parallel},
+       .meaning = "Whether ranks that split weights (`tensor_parallel_degree`) also split the sequence between layers: "
+                  "norms, residuals and experts take a part of the positions each. As many bytes are sent as without, "
+                  "and fewer activations are kept. `tensor_parallel_degree` must divide `max_seq_length`."},
   };
 }
 

@@ -7,6 +7,7 @@
 
 #include "formats/hugging_face/hf_folder.h"
 #include "loop/train_rank.h"
+#include "models/testing/small_models.h"
 #include "support/faults/error_of.h"
 #include "testing/tiny_gpt2.h"
 #include "testing/tiny_llama.h"
@@ -26,10 +27,24 @@ void write_llama(const std::string& folder, bool tied) {
   write_tiny_model(folder, config, /*seed=*/11);
 }
 
+// With the losses of its routers.
+void write_experts(const std::string& folder, bool tied) {
+  nlohmann::json config = models::small_decoder("qwen2_moe", "Qwen2MoeForCausalLM",
+                                                {{"num_experts", 5},
+                                                 {"num_experts_per_tok", 2},
+                                                 {"moe_intermediate_size", 7},
+                                                 {"shared_expert_intermediate_size", 9},
+                                                 {"output_router_logits", true},
+                                                 {"vocab_size", 257}});
+  config["tie_word_embeddings"] = tied;
+  write_tiny_model(folder, config, /*seed=*/11);
+}
+
 void write_gpt2(const std::string& folder, bool tied) { write_tiny_model(folder, tiny_gpt2_config(tied), /*seed=*/11); }
 
 Config split_run(const TemporaryFolder& folder) {
   Config config = small_run(folder);
+  config.data.max_seq_length = 8;
   config.steps.gradient_accumulation_steps = 2;
   config.steps.clip_grad_norm = 0.5;
   return config;
@@ -102,9 +117,21 @@ INSTANTIATE_TEST_SUITE_P(
                              c.sharding.strategy = ShardingStrategy::kHybridShard;
                              c.parallelism.replicate_degree = 2;
                            }},
+                      Case{"whole_sequences", 2, [](Config& c) { c.parallelism.sequence_parallel = false; }},
+                      Case{"whole_sequences_gpt2", 1, [](Config& c) { c.parallelism.sequence_parallel = false; }, 1,
+                           false, write_gpt2},
+                      Case{"experts", 2, [](Config&) {}, 1, false, write_experts},
+                      Case{"experts_in_stages", 1, [](Config&) {}, 2, false, write_experts},
                       Case{"recomputed", 1, [](Config& c) { c.model.activation_checkpointing = true; }},
                       Case{"flat", 2, [](Config& c) { c.sharding.use_orig_params = false; }},
-                      Case{"stages", 1, [](Config&) {}, 2}, Case{"tied_stages", 1, [](Config&) {}, 2, true}),
+                      Case{"stages", 1, [](Config&) {}, 2},
+                      Case{"a_stage_without_blocks", 1,
+                           [](Config& c) {
+                             c.parallelism.pipeline_first_stage_less_layers = 0;
+                             c.parallelism.pipeline_last_stage_less_layers = 2;
+                           },
+                           2},
+                      Case{"tied_stages", 1, [](Config&) {}, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Each step is of one mesh; checkpoints are handed from one to the next.
@@ -129,7 +156,11 @@ TEST(SplitRunErrors, SayWhatDoesNotFit) {
   };
   EXPECT_THAT(error(3, [](Config&) {}),
               HasSubstr("key \"tensor_parallel_degree\": 2 does not divide 3 rank(s); accepted: 1, 3"));
-  EXPECT_THAT(error(64, [](Config& c) { c.parallelism.tensor_degree = 64; }),
+  EXPECT_THAT(error(64,
+                    [](Config& c) {
+                      c.parallelism.tensor_degree = 64;
+                      c.parallelism.sequence_parallel = false;
+                    }),
               HasSubstr("key \"tensor_parallel_degree\": 64: fsdp: tensor_parallel: the rule 'model.layers.*"));
 }
 

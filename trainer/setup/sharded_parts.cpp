@@ -41,10 +41,7 @@ std::shared_ptr<ShardedModule> shard(const Config& config, const TrainingInputs&
     if (!tied.empty()) options.auto_wrap_policy = with_owner_of(tied, std::move(options.auto_wrap_policy));
   }
   const bool splits = config.parallelism.tensor_degree > 1;
-  if (splits) {
-    split_head(model, groups.mesh->group("tp"));
-    options.tensor_parallel = {groups.mesh->group("tp"), tensor_parallel_plan(config, model)};
-  }
+  if (splits) options.tensor_parallel = tensor_parallel_options(config, model, groups.mesh->group("tp"));
   const bool from_rank_0 = config.sharding.sync_module_states && !from_checkpoint;
   const bool reads_whole = (from_rank_0 || splits) && !from_checkpoint && inputs.weights;
   if (reads_whole) read_whole(*inputs.weights, module, options);

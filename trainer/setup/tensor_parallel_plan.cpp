@@ -26,8 +26,7 @@ void check_splits(const std::vector<TensorParallelRule>& rules, const torch::nn:
   }
 }
 
-}  // namespace
-
+// Lets the model compute its loss over classes that are split over `group`.
 void split_head(TrainedModel& model, const std::shared_ptr<Communicator>& group) {
   auto& causal = dynamic_cast<models::CausalLM&>(model.module());
   const auto classes = std::make_shared<SplitClasses>(group, causal.vocab_size());
@@ -37,6 +36,16 @@ void split_head(TrainedModel& model, const std::shared_ptr<Communicator>& group)
                         },
                         [classes](const at::Tensor& logits) { return classes->gather(logits); }}));
 }
+
+// Tells the model that its hidden states have a part of the positions.
+void split_positions(TrainedModel& model, const std::shared_ptr<Communicator>& group) {
+  const auto rows = std::make_shared<SplitSequence>(group, /*dim=*/0);
+  dynamic_cast<models::CausalLM&>(model.module())
+      .set_split_positions(std::make_shared<models::SplitPositions>(
+          models::SplitPositions{group->size(), [rows](const at::Tensor& mine) { return rows->gather(mine); }}));
+}
+
+}  // namespace
 
 std::vector<TensorParallelRule> tensor_parallel_plan(const Config& config, const TrainedModel& model) {
   const int64_t degree = config.parallelism.tensor_degree;
@@ -53,6 +62,18 @@ std::vector<TensorParallelRule> tensor_parallel_plan(const Config& config, const
   } catch (const c10::Error& error) {
     throw ConfigError(key + ": " + error.what_without_backtrace());
   }
+}
+
+TensorParallelOptions tensor_parallel_options(const Config& config, TrainedModel& model,
+                                              const std::shared_ptr<Communicator>& group) {
+  split_head(model, group);
+  TensorParallelOptions options{group, {}};
+  if (config.parallelism.splits_positions()) {
+    split_positions(model, group);
+    options.sequence_dim = 1;
+  }
+  options.plan = tensor_parallel_plan(config, model);
+  return options;
 }
 
 }  // namespace fsdp::trainer

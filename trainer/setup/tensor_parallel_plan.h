@@ -10,10 +10,11 @@
 
 namespace fsdp::trainer {
 
-// Lets the model, which must be a causal language model, compute its loss over classes that are split over `group`.
-void split_head(TrainedModel& model, const std::shared_ptr<Communicator>& group);
-
 // Returns the plan of the model. Throws a ConfigError if tensor_parallel_degree does not fit the model.
 std::vector<TensorParallelRule> tensor_parallel_plan(const Config& config, const TrainedModel& model);
+
+// Tells the model, which must be a causal language model, what it has a part of, and returns how `group` splits it.
+TensorParallelOptions tensor_parallel_options(const Config& config, TrainedModel& model,
+                                              const std::shared_ptr<Communicator>& group);
 
 }  // namespace fsdp::trainer

@@ -1,5 +1,6 @@
 #include "models/decoder/decoder.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/scalar_tensor.h>
 
@@ -70,11 +71,13 @@ at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
   return embedded * rounded.item<double>();
 }
 
-StagedLM::Activations DecoderModelImpl::run_layers(StagedLM::Activations activations, int64_t begin, int64_t end) {
+StagedLM::Activations DecoderModelImpl::run_layers(StagedLM::Activations activations, int64_t begin, int64_t end,
+                                                   int64_t parts) {
   at::Tensor hidden_states = std::move(activations.at(0));
+  const int64_t length = hidden_states.size(1) * parts;
   std::vector<RotaryFactors> factors;
   for (const RopeConfig& rope : ropes_) {
-    factors.push_back(rotary_factors(rope, hidden_states.size(1), hidden_states.options().requires_grad(false)));
+    factors.push_back(rotary_factors(rope, length, hidden_states.options().requires_grad(false)));
   }
   for (int64_t i = begin; i < end; ++i) {
     const auto index = static_cast<size_t>(i);
@@ -122,7 +125,9 @@ LanguageModelOutput DecoderForCausalLMImpl::finish(Activations activations, cons
   LanguageModelOutput output = predict(lm_head_, normed, next_token_labels(labels), config_.logits);
   if (output.loss.defined() && activations.size() > 1) {
     const ExpertsConfig& experts = *config_.experts;
-    const std::vector<at::Tensor> router_logits(activations.begin() + 1, activations.end());
+    std::vector<at::Tensor> router_logits(activations.begin() + 1, activations.end());
+    // The loss is that of all positions, in whatever order.
+    if (split_positions()) router_logits = {split_positions()->gather(at::cat(router_logits))};
     output.loss = output.loss + load_balancing_loss(router_logits, experts.router.experts_per_token) *
                                     *experts.router_loss_coefficient;
   }

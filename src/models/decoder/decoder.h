@@ -58,7 +58,8 @@ class DecoderModelImpl : public torch::nn::Module {
   DecoderModelImpl(const DecoderConfig& config, const at::TensorOptions& options);
   // input_ids: [batch, sequence] int64. Returns hidden states with the dtype and device of the embedding's weight.
   at::Tensor embed(const at::Tensor& input_ids);
-  StagedLM::Activations run_layers(StagedLM::Activations activations, int64_t begin, int64_t end);
+  // Hidden states have one of `parts` equal parts of the sequence.
+  StagedLM::Activations run_layers(StagedLM::Activations activations, int64_t begin, int64_t end, int64_t parts);
   at::Tensor norm(const at::Tensor& hidden_states);
   // See StagedLM::keep. The last stage keeps the embedding as well if it is tied.
   void keep(const StagePart& part, bool is_tied);
@@ -103,7 +104,7 @@ class DecoderForCausalLMImpl : public CausalLM, public StagedLM {
   int64_t num_blocks() const override { return static_cast<int64_t>(config_.layers.size()); }
   Activations embed(const at::Tensor& input_ids) override { return {model_->embed(input_ids)}; }
   Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
-    return model_->run_layers(std::move(activations), begin, end);
+    return model_->run_layers(std::move(activations), begin, end, split_positions() ? split_positions()->parts : 1);
   }
   LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override;
   std::string tied_parameter() const override { return config_.tie_word_embeddings ? "model.embed_tokens.weight" : ""; }

@@ -19,15 +19,16 @@ DecoderMoeImpl::DecoderMoeImpl(const DecoderConfig& config, const at::TensorOpti
 }
 
 DecoderMoeImpl::Output DecoderMoeImpl::forward(const at::Tensor& hidden_states) {
-  at::Tensor tokens = hidden_states.flatten(0, 1);
-  if (jitter_ > 0 && is_training()) tokens = tokens * at::empty_like(tokens).uniform_(1.0 - jitter_, 1.0 + jitter_);
+  at::Tensor input = hidden_states;
+  if (jitter_ > 0 && is_training()) input = input * at::empty_like(input).uniform_(1.0 - jitter_, 1.0 + jitter_);
+  const at::Tensor tokens = input.flatten(0, 1);
   const Routing routing = gate_(tokens);
-  at::Tensor output = experts_(tokens, routing);
+  at::Tensor output = experts_(tokens, routing).view(input.sizes());
   if (shared_expert_) {
-    const at::Tensor share = at::sigmoid(shared_expert_gate_(tokens));
-    output = output + share * shared_expert_(tokens);
+    const at::Tensor share = at::sigmoid(shared_expert_gate_(input));
+    output = output + share * shared_expert_(input);
   }
-  return {output.view(hidden_states.sizes()), routing.logits};
+  return {output, routing.logits};
 }
 
 }  // namespace fsdp::models

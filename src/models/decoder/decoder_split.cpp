@@ -49,16 +49,27 @@ void add_mlp(const DecoderConfig& config, const std::string& mlp, int64_t size, 
   rules.push_back({mlp + "down_proj", SplitStyle::kRowwise});
 }
 
+// What is used on a part of the positions: all but attention and MLPs.
+void add_shared_by_positions(const DecoderConfig& config, bool has_experts, bool has_shared_expert, Rules& rules) {
+  const std::string layer = "model.layers.*.";
+  const NormNames& norms = config.norms;
+  for (const std::string& name : {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp}) {
+    if (!name.empty()) rules.push_back({layer + name, SplitStyle::kSharedByParts});
+  }
+  if (has_experts) {
+    for (const char* name : {"mlp.gate", "mlp.experts"}) rules.push_back({layer + name, SplitStyle::kSharedByParts});
+  }
+  if (has_shared_expert) rules.push_back({layer + "mlp.shared_expert_gate", SplitStyle::kSharedByParts});
+}
+
 }  // namespace
 
 std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() const {
   check_draws_nothing(config_);
   Rules rules;
   const auto modules = named_modules();
-  const auto has_mlp = [&](const std::string& name) {
-    return std::any_of(modules.begin(), modules.end(), [&](const auto& module) {
-      return module.value()->template as<DecoderMLPImpl>() && module.key().ends_with(name);
-    });
+  const auto has = [&](const std::string& end) {
+    return std::any_of(modules.begin(), modules.end(), [&](const auto& module) { return module.key().ends_with(end); });
   };
   const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
   // The last stage of a pipeline keeps the embedding as its head.
@@ -66,10 +77,16 @@ std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() c
   if (modules.contains("model.embed_tokens")) {
     rules.push_back({"model.embed_tokens", is_head ? head : SplitStyle::kVocabulary});
   }
-  add_attention(config_, rules);
-  if (has_mlp(".mlp")) add_mlp(config_, "model.layers.*.mlp.", config_.intermediate_size, rules);
-  if (has_mlp(".mlp.shared_expert")) {
+  // Stages of a pipeline may have none of a kind.
+  const bool has_shared_expert = has(".mlp.shared_expert");
+  if (has(".self_attn")) add_attention(config_, rules);
+  if (has(".mlp.down_proj")) add_mlp(config_, "model.layers.*.mlp.", config_.intermediate_size, rules);
+  if (has_shared_expert) {
     add_mlp(config_, "model.layers.*.mlp.shared_expert.", *config_.experts->shared_intermediate_size, rules);
+  }
+  if (split_positions()) {
+    if (has(".self_attn")) add_shared_by_positions(config_, has(".mlp.experts"), has_shared_expert, rules);
+    if (modules.contains("model.norm")) rules.push_back({"model.norm", SplitStyle::kSharedByParts});
   }
   if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
   return rules;

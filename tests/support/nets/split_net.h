@@ -19,6 +19,7 @@ struct SplitNetShape {
   static constexpr int64_t kVocabulary = 13, kWidth = 10, kHead = 5, kHidden = 11;
   int64_t heads = 6, shared = 3;  // of queries, and of keys and values
   bool tied = false, recomputes = false;
+  bool splits_sequence = false;  // sequence parallelism
 };
 
 // SplitAttention whose heads of queries share heads of keys and values, with a norm of each head of queries.
@@ -50,7 +51,7 @@ TORCH_MODULE(SplitAttention);
 
 // The MLP multiplies in three ways: with two dimensions (addmm), with three, and with a weight of two layers.
 struct SplitLayerImpl : torch::nn::Module {
-  SplitLayerImpl(int64_t heads, int64_t shared) {
+  SplitLayerImpl(int64_t heads, int64_t shared, bool flattens) : flattens(flattens) {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({SplitNetShape::kWidth})));
     attention = register_module("attention", SplitAttention(heads, shared));
     up = register_module("up", torch::nn::Linear(SplitNetShape::kWidth, 2 * SplitNetShape::kHidden));
@@ -59,8 +60,10 @@ struct SplitLayerImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const torch::Tensor y = x + attention->forward(norm->forward(x));
     const std::vector<torch::Tensor> halves = up->forward(norm->forward(y)).chunk(2, -1);
-    return y + down->forward((halves[0].tanh() * halves[1]).flatten(0, 1)).view(y.sizes());
+    const torch::Tensor product = halves[0].tanh() * halves[1];
+    return y + (flattens ? down->forward(product.flatten(0, 1)).view(y.sizes()) : down->forward(product));
   }
+  bool flattens;  // which loses the dimension of positions
   torch::nn::LayerNorm norm{nullptr};
   SplitAttention attention{nullptr};
   torch::nn::Linear up{nullptr}, down{nullptr};
@@ -70,7 +73,7 @@ TORCH_MODULE(SplitLayer);
 struct SplitNetImpl : torch::nn::Module {
   explicit SplitNetImpl(const SplitNetShape& shape) : recomputes(shape.recomputes) {
     embed = register_module("embed", torch::nn::Embedding(SplitNetShape::kVocabulary, SplitNetShape::kWidth));
-    for (int i = 0; i < 2; ++i) layers->push_back(SplitLayer(shape.heads, shape.shared));
+    for (int i = 0; i < 2; ++i) layers->push_back(SplitLayer(shape.heads, shape.shared, !shape.splits_sequence));
     register_module("layers", layers);
     const auto bare = torch::nn::LinearOptions(SplitNetShape::kWidth, SplitNetShape::kVocabulary).bias(false);
     if (shape.tied) head = std::make_shared<TiedLinearImpl>(embed->weight, /*bias=*/false);
@@ -97,7 +100,7 @@ struct SplitNetImpl : torch::nn::Module {
 TORCH_MODULE(SplitNet);
 
 inline std::vector<TensorParallelRule> plan_of(const SplitNetShape& shape) {
-  return {
+  std::vector<TensorParallelRule> plan = {
       {"embed", SplitStyle::kVocabulary},
       {"head", SplitStyle::kColwiseGathered},
       {"layers.*.attention.q", SplitStyle::kColwise, shape.shared},
@@ -107,6 +110,8 @@ inline std::vector<TensorParallelRule> plan_of(const SplitNetShape& shape) {
       {"layers.*.attention.norm", SplitStyle::kSharedByParts},
       {"layers.*.up", SplitStyle::kColwise, SplitNetShape::kHidden, {SplitNetShape::kHidden, SplitNetShape::kHidden}},
       {"layers.*.down", SplitStyle::kRowwise}};
+  if (shape.splits_sequence) plan.push_back({"layers.*.norm", SplitStyle::kSharedByParts});
+  return plan;
 }
 
 // Returns a model whose values depend on no generator, which the threads of ranks would share.
@@ -123,7 +128,7 @@ inline SplitNet make_split_net(const SplitNetShape& shape, at::ScalarType dtype 
 }
 
 inline torch::Tensor split_net_ids(int step, int data_rank) {
-  return (torch::arange(2 * 5) * (3 + data_rank + 2 * step) % SplitNetShape::kVocabulary).view({2, 5});
+  return (torch::arange(2 * 6) * (3 + data_rank + 2 * step) % SplitNetShape::kVocabulary).view({2, 6});
 }
 
 inline Options split_net_options(DeviceMesh& mesh, const SplitNetShape& shape,
@@ -133,6 +138,7 @@ inline Options split_net_options(DeviceMesh& mesh, const SplitNetShape& shape,
   options.sharding_strategy = strategy;
   options.auto_wrap_policy = module_class_policy<SplitLayerImpl>();
   options.tensor_parallel = {mesh.group("tp"), plan_of(shape)};
+  if (shape.splits_sequence) options.tensor_parallel->sequence_dim = 1;
   return options;
 }
 
