@@ -34,9 +34,13 @@ void with_layer(const std::function<void(Communicator& group, SplitLayerImpl& la
 
 // Each half of a layer gathers and reduce-scatters once, as Megatron counts, which sends as much as one sum of all
 // positions. Of two ranks, each sends half of the values for either.
-TEST(SequenceParallel, ALayerSendsAsMuchAsWithoutIt) {
+// One sequence needs no copy where several do.
+class SequencesOfALayer : public ::testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(All, SequencesOfALayer, ::testing::Values(1, 2));
+
+TEST_P(SequencesOfALayer, SendAsMuchAsWithoutIt) {
   with_layer([](Communicator& group, SplitLayerImpl& layer) {
-    const torch::Tensor mine = torch::ones({2, 3, kWidth}, torch::kFloat64).requires_grad_();
+    const torch::Tensor mine = torch::ones({GetParam(), 3, kWidth}, torch::kFloat64).requires_grad_();
     const uint64_t whole = 2 * mine.nbytes();
     const uint64_t before = group.bytes_sent();
     const torch::Tensor y = layer.forward(mine);
@@ -51,9 +55,9 @@ TEST(SequenceParallel, ALayerSendsAsMuchAsWithoutIt) {
 }
 
 // Nothing holds what was gathered then, but queries, keys and values share it all the same.
-TEST(SequenceParallel, ALayerWithoutAGraphSendsNoMore) {
+TEST_P(SequencesOfALayer, SendNoMoreWithoutAGraph) {
   with_layer([](Communicator& group, SplitLayerImpl& layer) {
-    const torch::Tensor mine = torch::ones({2, 3, kWidth}, torch::kFloat64);
+    const torch::Tensor mine = torch::ones({GetParam(), 3, kWidth}, torch::kFloat64);
     const torch::Tensor expected = layer.forward(mine.clone().requires_grad_());
     const uint64_t before = group.bytes_sent();
     const torch::NoGradGuard no_grad;
@@ -134,21 +138,24 @@ TEST(SequenceParallel, RanksWithAnotherDimensionAreNamed) {
 TEST(SplitSequence, GathersAndTakesWithTheirGradients) {
   for (const int ranks : {1, 2, 3}) {
     run_ranks(ranks, [&](Ranks world) {
-      const torch::Tensor whole = numbers({2, 6, 5}).to(torch::kDouble);
-      const int64_t size = 6 / ranks, begin = size * world->rank();
-      const torch::Tensor factor = numbers({2, 6, 5}).to(torch::kDouble).sin();
+      for (const int64_t sequences : {1, 2}) {
+        const torch::Tensor whole = numbers({sequences, 6, 5}).to(torch::kDouble);
+        const int64_t size = 6 / ranks, begin = size * world->rank();
+        const torch::Tensor factor = numbers({sequences, 6, 5}).to(torch::kDouble).sin();
 
-      const torch::Tensor mine = whole.narrow(1, begin, size).clone().requires_grad_();
-      const torch::Tensor gathered = SplitSequence(world, 1).gather(mine);
-      EXPECT_TRUE(gathered.equal(whole));
-      (gathered * factor).sum().backward();
-      EXPECT_TRUE(mine.grad().equal(factor.narrow(1, begin, size)));
+        const torch::Tensor mine = whole.narrow(1, begin, size).clone().requires_grad_();
+        const torch::Tensor gathered = SplitSequence(world, 1).gather(mine);
+        EXPECT_TRUE(gathered.equal(whole));
+        (gathered * factor).sum().backward();
+        EXPECT_TRUE(mine.grad().equal(factor.narrow(1, begin, size)));
 
-      const torch::Tensor all = whole.clone().requires_grad_();
-      const torch::Tensor taken = SplitSequence(world, 1).take(all);
-      EXPECT_TRUE(taken.equal(mine));
-      (taken * factor.narrow(1, begin, size)).sum().backward();
-      EXPECT_TRUE(all.grad().equal(factor));
+        const torch::Tensor all = whole.clone().requires_grad_();
+        const torch::Tensor taken = SplitSequence(world, 1).take(all);
+        EXPECT_TRUE(taken.equal(mine));
+        (taken * factor.narrow(1, begin, size)).sum().backward();
+        EXPECT_TRUE(all.grad().equal(factor));
+        EXPECT_FALSE(taken.is_alias_of(all));
+      }
     });
   }
 }

@@ -79,7 +79,7 @@ at::Tensor Exchange::enter(const at::Tensor& values, const std::string& name) {
   if (at::Tensor before = counts_versions ? entered_before(values) : at::Tensor(); before.defined()) return before;
   entered_.reset();
   at::Tensor result = spread(values.detach(), name, Pass::kForward);
-  if (recorded) result = record(std::move(result), values, seams::make_node<EnterNode>(shared_from_this(), name));
+  if (recorded) result = record(result, values, seams::make_node<EnterNode>(shared_from_this(), name));
   if (!counts_versions) return result;
   const auto weakly = [](const at::Tensor& tensor) {
     return c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
@@ -91,23 +91,23 @@ at::Tensor Exchange::enter(const at::Tensor& values, const std::string& name) {
 
 at::Tensor Exchange::sum(const at::Tensor& partial, const std::string& name) {
   if (entered_) entered_->kept.reset();
-  at::Tensor result = combined(partial.detach(), name, Pass::kForward);
+  const at::Tensor result = combined(partial.detach(), name, Pass::kForward);
   if (!is_recorded(partial)) return result;
-  return record(std::move(result), partial, seams::make_node<SumNode>(shared_from_this(), name));
+  return record(result, partial, seams::make_node<SumNode>(shared_from_this(), name));
 }
 
 at::Tensor Exchange::gather(const at::Tensor& mine, const std::shared_ptr<const flat::PartOfWhole>& part,
                             const std::string& name) {
-  at::Tensor result = gathered(mine.detach(), *part, name, Pass::kForward);
+  const at::Tensor result = gathered(mine.detach(), *part, name, Pass::kForward);
   if (!is_recorded(mine)) return result;
-  return record(std::move(result), mine, seams::make_node<ChannelsNode>(shared_from_this(), name, part, true));
+  return record(result, mine, seams::make_node<ChannelsNode>(shared_from_this(), name, part, true));
 }
 
 at::Tensor Exchange::take(const at::Tensor& whole, const std::shared_ptr<const flat::PartOfWhole>& part,
                           const std::string& name) {
-  at::Tensor result = own_channels(whole.detach(), *part);
+  const at::Tensor result = own_channels(whole.detach(), *part);
   if (!is_recorded(whole)) return result;
-  return record(std::move(result), whole, seams::make_node<ChannelsNode>(shared_from_this(), name, part, false));
+  return record(result, whole, seams::make_node<ChannelsNode>(shared_from_this(), name, part, false));
 }
 
 // ---------------------------------------------------------------- without a graph
@@ -144,7 +144,7 @@ at::Tensor Exchange::all_positions(const at::Tensor& mine, int64_t dim, const st
 at::Tensor Exchange::own_positions(const at::Tensor& whole, int64_t dim) const {
   check_positions(whole, dim);
   const int64_t positions = whole.size(dim) / size();
-  return whole.narrow(dim, positions * rank(), positions).contiguous();
+  return whole.narrow(dim, positions * rank(), positions).clone(at::MemoryFormat::Contiguous);
 }
 
 void Exchange::check_positions(const at::Tensor& whole, int64_t dim) const {

@@ -41,8 +41,10 @@ class ExchangeNode : public torch::autograd::Node {
 
 inline bool is_recorded(const at::Tensor& input) { return at::GradMode::is_enabled() && input.requires_grad(); }
 
-// Makes `node` the function that has computed `result` from `input`.
-inline at::Tensor record(at::Tensor result, const at::Tensor& input, const seams::NodePtr& node) {
+// Returns `values` with `node` as the function that has computed them from `input`. The result is no view, as far as
+// autograd knows, so that views of it keep it alive.
+inline at::Tensor record(const at::Tensor& values, const at::Tensor& input, const seams::NodePtr& node) {
+  at::Tensor result = values.detach();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(result, node);
   return result;

@@ -29,10 +29,11 @@ EXAMPLES = {
     "own_model": "after 60 steps",
     "prefetching": "gathers issued ahead in three steps:",
     "shard_your_model": "step 40 loss",
+    "tensor_parallel": "weights and sequence split: attention.q has 32 outputs",
     "state_dict": 'tensors of {"step":6} under other names',
     "whole_parameters": "visited 132929 elements",
 }
-RANKS = {"divergence": (2, 3), "hybrid_sharding": (2, 4)}  # the others: one and two
+RANKS = {"divergence": (2, 3), "hybrid_sharding": (2, 4), "tensor_parallel": (2, 4)}  # the others: one and two
 CASES = [(name, ranks) for name in EXAMPLES for ranks in RANKS.get(name, (1, 2))]
 
 
@@ -83,13 +84,20 @@ def test_example(build_dir, name, ranks):
     assert name == "divergence" or not any(outputs[1:]), "only rank 0 prints"
 
 
-def test_hybrid_sharding_refuses_an_odd_number_of_ranks(build_dir):
-    statuses, outputs = run_ranks(build_dir / "hybrid_sharding", 1)
+@pytest.mark.parametrize("name", ["hybrid_sharding", "tensor_parallel"])
+def test_an_odd_number_of_ranks_is_refused(build_dir, name):
+    statuses, outputs = run_ranks(build_dir / name, 1)
     assert statuses == [1]
     assert "even number of ranks" in outputs[0]
 
 
-def test_docs_show_the_model_of_the_example():
-    """docs/models.md has the class of examples/own_model.cpp as it is."""
-    model = (ROOT / "examples/own_model.cpp").read_text().split("// [model]\n")[1].split("// [/model]")[0]
-    assert f"```cpp\n{model.strip()}\n```" in (ROOT / "docs/models.md").read_text()
+def section(name, marker):
+    return (ROOT / "examples" / name).read_text().split(f"// [{marker}]\n")[1].split(f"// [/{marker}]")[0].strip()
+
+
+@pytest.mark.parametrize(
+    "example, marker, page",
+    [("own_model.cpp", "model", "docs/models.md"), ("tensor_parallel.cpp", "plan", "docs/tensor_parallelism.md")],
+)
+def test_docs_show_the_code_of_the_example(example, marker, page):
+    assert f"```cpp\n{section(example, marker)}\n```" in (ROOT / page).read_text()

@@ -15,11 +15,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import ranks  # noqa: E402
 
 # The hidden size, four times the width, can be divided by 2 and 3: PyTorch fails if parts differ in size.
-BLOCKS, WIDTH, ROWS, STEPS = 3, 15, 5, 4
+BLOCKS, WIDTH, ROWS, STEPS = 3, 15, 6, 4
 
 
-def results_of(command, tensor_parallel, data_parallel):
-    words = [*command, tensor_parallel, BLOCKS, WIDTH, ROWS, STEPS]
+def results_of(command, tensor_parallel, data_parallel, sequence_parallel=0):
+    words = [*command, tensor_parallel, BLOCKS, WIDTH, ROWS, STEPS, sequence_parallel]
     with free_port() as port:
         return [
             json.loads(text)
@@ -27,10 +27,13 @@ def results_of(command, tensor_parallel, data_parallel):
         ]
 
 
-@pytest.mark.parametrize("tensor_parallel, data_parallel", [(2, 1), (3, 1), (2, 2)])
-def test_losses_are_those_of_torch(build_dir, tensor_parallel, data_parallel):
-    ours = results_of([build_dir / "tensor_parallel_bench"], tensor_parallel, data_parallel)
-    torchs = results_of([sys.executable, ROOT / "benchmarks/torch_tensor_parallel.py"], tensor_parallel, data_parallel)
+@pytest.mark.parametrize(
+    "tensor_parallel, data_parallel, sequence_parallel", [(2, 1, 0), (3, 1, 0), (2, 2, 0), (3, 1, 1), (2, 2, 1)]
+)
+def test_losses_are_those_of_torch(build_dir, tensor_parallel, data_parallel, sequence_parallel):
+    setting = (tensor_parallel, data_parallel, sequence_parallel)
+    ours = results_of([build_dir / "tensor_parallel_bench"], *setting)
+    torchs = results_of([sys.executable, ROOT / "benchmarks/torch_tensor_parallel.py"], *setting)
     for one, other in zip(ours, torchs, strict=True):
         assert one["losses"][0] != one["losses"][1]
         assert one["losses"] == pytest.approx(other["losses"], rel=1e-6)
@@ -39,5 +42,6 @@ def test_losses_are_those_of_torch(build_dir, tensor_parallel, data_parallel):
 def test_losses_are_those_of_one_process(build_dir):
     program = build_dir / "tensor_parallel_bench"
     (plain,) = results_of([program], 0, 1)
-    for result in results_of([program], 2, 1):
-        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+    for sequence_parallel in (0, 1):
+        for result in results_of([program], 2, 1, sequence_parallel):
+            assert result["losses"] == pytest.approx(plain["losses"], rel=1e-6)
