@@ -88,8 +88,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   try {
-    return fsdp::benchmarks::run(
-        {number(1), number(2), number(3), number(4), number(5), argc == 7 && number(6) != 0});
+    return fsdp::benchmarks::run({number(1), number(2), number(3), number(4), number(5), argc == 7 && number(6) != 0});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -108,7 +108,9 @@ class ShardedModule {
   // For optimizers that need whole parameters (Muon, Shampoo, Adafactor, …). Gathers the values and gradients of one
   // unit after the other. Calls `update` for each parameter that has a gradient, on one rank of the shard group: its
   // owner. The owner never changes, so that optimizer state is spread over the ranks as well. Values that `update`
-  // writes to `value` go to the shards. Units that are not sharded are updated on every rank alike. Collective.
+  // writes to `value` go to the shards. Units that are not sharded are updated on every rank alike. A parameter that is
+  // split over a tensor-parallel group has one owner in it, too; it is gathered on all of the group's ranks for that.
+  // Collective.
   void update_whole_parameters(const std::function<void(const WholeParameter& parameter)>& update);
 
   // Throws an error that names the optimizer if its result on shards would differ from its result on whole parameters:

@@ -1,16 +1,11 @@
 #include "engine/full_parameters.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 
-#include <algorithm>
 #include <deque>
-#include <map>
 
 #include "base/finally.h"
 #include "engine/whole_parameters.h"
-#include "flat/rank_order.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
@@ -24,73 +19,6 @@ void check(const SummonOptions& options, const Engine& engine) {
   TORCH_CHECK(!options.offload_to_cpu || engine.device().is_cpu(),
               "fsdp: summon_full_params: offload_to_cpu: ", "the module's parameters are on ", engine.device(),
               "; use for_each_full_parameter with offload_to_cpu, which hands out copies on the host");
-}
-
-// Chooses the rank of the shard group that updates each parameter: the rank with the least to do so far.
-class Owners {
- public:
-  explicit Owners(int64_t ranks) : load_(ranks, 0) {}
-  int64_t next(int64_t numel) {
-    auto least = std::min_element(load_.begin(), load_.end());
-    *least += numel;
-    return least - load_.begin();
-  }
-
- private:
-  std::vector<int64_t> load_;
-};
-
-// [Note: updates by owners]
-// Each parameter is updated on one rank of the shard group, its owner. The other ranks need parts of the result. It
-// travels as a reduce-scatter to which all ranks but the owner contribute zeros: sums of one value and zeros are exact,
-// and each rank receives its shard and nothing else. Owners depend only on the sizes of all parameters, frozen ones
-// included, so they stay the same from step to step, as optimizer state requires.
-
-// Returns a whole buffer in rank order, with padding of zeros. If that is its own order, it is the same tensor.
-at::Tensor in_rank_order(const flat::FlatParameter& flat, const at::Tensor& whole) {
-  if (flat.layout().is_in_rank_order()) {
-    zero_padding(flat, whole);
-    return whole;
-  }
-  at::Tensor rank_order = at::empty_like(whole);
-  copy_to_rank_order(flat, whole, rank_order);
-  return rank_order;
-}
-
-// Gives every rank its part of the values that the owners have computed.
-void share_values(Unit& unit, flat::FlatParameter& flat, const at::Tensor& values) {
-  seams::CleanDispatchGuard clean;
-  unit.engine().gatherer().prepare_write_to_shards(unit);
-  const at::Tensor shard = flat.shard().detach();
-  if (flat.position().factor > 1) {
-    const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;
-    unit.groups().shard->reduce_scatter(part, in_rank_order(flat, values), {}, unit.next_id(Pass::kUser))->wait();
-    if (flat.memory().apart()) shard.copy_(part);
-  } else if (flat.memory().apart()) {
-    shard.copy_(values);
-  }
-  seams::bump_version(flat.shard());
-}
-
-void update_flat(Unit& unit, size_t index, Owners& owners, const std::function<void(const WholeParameter&)>& update) {
-  flat::FlatParameter& flat = *unit.flat_parameters()[index];
-  if (!flat.requires_grad()) {
-    for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) owners.next(flat.layout().numel(i));
-    return;
-  }
-  WholeGradient gradient = gather_gradient(unit, index);
-  at::Tensor values = gather_values(unit, flat);
-  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
-    bool mine = owners.next(flat.layout().numel(i)) == flat.position().rank;
-    at::Tensor value = flat.view_in(values, i);
-    if (mine && gradient.defined.test(i)) {
-      update({flat.parameters()[i].fqn, value, flat.view_in(gradient.flat, i)});
-    } else if (!mine) {
-      seams::CleanDispatchGuard clean;
-      value.zero_();
-    }
-  }
-  share_values(unit, flat, values);
 }
 
 // Returns the bit patterns of the elements. A comparison of these tells -0 from 0, and finds a NaN equal to itself.
@@ -195,11 +123,13 @@ void run_on_rank_0(Engine& engine, const std::vector<Unit*>& units, const std::f
   body();
 }
 
-void check_whole(const Unit& unit, const char* function) {
+void check_whole(const Unit& unit) {
   for (const auto& flat : unit.flat_parameters()) {
-    TORCH_CHECK(!flat->is_part(), "fsdp: ", unit.where(), ": ", function, " needs whole parameters, but parameter '",
-                flat->parameters().front().fqn, "' is ", flat->parameters().front().part->describe(),
-                " (tensor parallelism). Read whole values with for_each_full_parameter");
+    TORCH_CHECK(!flat->is_part(), "fsdp: ", unit.where(),
+                ": summon_full_params needs whole parameters, but parameter '", flat->parameters().front().fqn, "' is ",
+                flat->parameters().front().part->describe(),
+                " (tensor parallelism). Read whole values with for_each_full_parameter, write them with "
+                "update_whole_parameters");
   }
 }
 
@@ -207,7 +137,7 @@ void check_whole(const Unit& unit, const char* function) {
 
 void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body) {
   check(options, engine);
-  for (const auto& unit : engine.units()) check_whole(*unit, "summon_full_params");
+  for (const auto& unit : engine.units()) check_whole(*unit);
   engine.settle_gradients();
   std::vector<Unit*> units = engine.tree().all();
   if (!options.recurse) std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
@@ -243,20 +173,6 @@ void for_each_full_parameter(Engine& engine, const std::function<void(const std:
           visit(parameter.fqn, options.offload_to_cpu ? whole.to(at::kCPU, whole.scalar_type(), false, true) : whole);
         }
       }
-    }
-  }
-}
-
-void update_whole_parameters(Engine& engine, const std::function<void(const WholeParameter&)>& update) {
-  engine.prepare();
-  engine.settle_gradients();
-  std::map<int64_t, Owners> owners;  // by the size of the shard group
-  for (const auto& unit : engine.units()) {
-    check_whole(*unit, "update_whole_parameters");
-    unit->check_membership();
-    for (size_t f = 0; f < unit->flat_parameters().size(); ++f) {
-      const int64_t factor = unit->flat_parameters()[f]->position().factor;
-      update_flat(*unit, f, owners.try_emplace(factor, factor).first->second, update);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Work on whole parameters: scopes, visits and updates that all ranks take part in. See ShardedModule for the
+// Work on whole parameters: scopes and visits that all ranks take part in. See ShardedModule for the
 // contracts.
 #pragma once
 
@@ -13,6 +13,5 @@ namespace fsdp::engine {
 void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body);
 void for_each_full_parameter(Engine& engine, const std::function<void(const std::string&, const at::Tensor&)>& visit,
                              const FullParameterOptions& options = {});
-void update_whole_parameters(Engine& engine, const std::function<void(const WholeParameter&)>& update);
 
 }  // namespace fsdp::engine

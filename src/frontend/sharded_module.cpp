@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "engine/full_parameters.h"
+#include "engine/owner_updates.h"
 #include "fsdp/sharded_module.h"
 #include "torch_seams/keyed_storage.h"
 

@@ -162,6 +162,10 @@ at::Tensor Exchange::of_all(const at::Tensor& mine, const std::string& name, Pas
   return all;
 }
 
+void Exchange::share(const at::Tensor& values, int owner, const std::string& name) {
+  group_->broadcast(values.view({-1}), owner, next_id("values of " + name, Pass::kUser))->wait();
+}
+
 at::Tensor Exchange::whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name) {
   return gathered(mine.movedim(part.dim, -1), part, name, Pass::kUser).movedim(-1, part.dim).contiguous();
 }

@@ -73,6 +73,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   at::Tensor own_positions(const at::Tensor& whole, int64_t dim) const;
   // Returns the whole of a parameter of which `mine` is this rank's part, row-major.
   at::Tensor whole_of(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name);
+  // Gives all ranks the values of rank `owner`, in place. `values` are dense.
+  void share(const at::Tensor& values, int owner, const std::string& name);
   // Returns values of which each rank has some channels.
   at::Tensor gathered(const at::Tensor& mine, const flat::PartOfWhole& part, const std::string& name, Pass pass);
   // Returns the values of all ranks, [ranks, …].
