@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A step of a small Llama (8 layers of width 256, 8 sequences of 512 tokens, fp32, AdamW) on meshes of one, two and four
-ranks of one thread, in turns: tokens per second over shared memory; the most bytes that a rank sends in a step, and the
-peak of tensors of the rank with the most, over Gloo, where all buffers are tensors."""
+"""A step of a small Llama (8 layers of width 256, 8 sequences of 512 tokens, fp32, AdamW) on meshes of one, two and
+four ranks of one thread, in turns: tokens per second over shared memory; the most bytes that a rank sends in a step,
+and the peak of tensors of the rank with the most, over Gloo, where all buffers are tensors."""
 
 import argparse
 import collections
