@@ -39,7 +39,8 @@ Contents contents_of(const fs::path& path) {
   for (const auto& [name, tensor] : folder.manifest().tensors) {
     const torch::Tensor flat = torch::empty({tensor.numel()}, tensor.dtype);
     folder.read(name, 0, flat.numel(), flat);
-    contents.tensors[name] = flat.view(tensor.shape);
+    contents.tensors[name] =
+        tensor.strides.empty() ? flat.view(tensor.shape) : flat.as_strided(tensor.shape, tensor.strides).contiguous();
   }
   const nlohmann::json& state = folder.manifest().state;
   contents.leaves = state.at("optimizer").at("leaves");

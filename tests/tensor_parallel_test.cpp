@@ -2,6 +2,7 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/shard_norms.h"
 #include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 #include "support/nets/split_net.h"
 #include "support/ranks/thread_ranks.h"
 #include "support/training/sharding.h"
@@ -285,6 +286,60 @@ TEST(SplitParameters, MixedPrecisionTrainsAlmostAsWithoutParts) {
     const std::vector<double> found = losses(world, 2);
     for (size_t step = 0; step < found.size(); ++step) EXPECT_NEAR(found[step], expected[step], 0.05) << step;
   });
+}
+
+// ---------------------------------------------------------------- with other options
+
+// Shards and optimizer state in files.
+TEST(SplitParameters, TrainFromFilesAsFromMemory) {
+  const TemporaryFolder folder;
+  run_ranks(4, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", 2}, {"tp", 2}});
+    std::vector<Weights> trained;
+    for (const bool in_files : {false, true}) {
+      SplitNet net = make_split_net(kSequence);
+      Options options = split_net_options(mesh, kSequence);
+      if (in_files) options.offload_path = folder.path().string();
+      const auto sharded = fully_shard(*net, options);
+      torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        sharded->zero_grad();
+        net->loss(split_net_ids(step, mesh.rank("dp_shard"))).backward();
+        sharded->clip_grad_norm_(1.0);
+        optimizer.step();
+      }
+      trained.push_back(whole_weights(*sharded));
+    }
+    for (const auto& [fqn, weight] : trained[0]) EXPECT_TRUE(trained[1].at(fqn).equal(weight)) << fqn;
+  });
+}
+
+// A hook sees sums over the parts, too, and one that communicates itself leaves these to the engine.
+TEST(SplitParameters, HooksSeeWholeGradientsOfSharedParameters) {
+  SplitNet alone = make_split_net(kSequence);
+  alone->loss(split_net_ids(0, 0)).backward();
+  const torch::Tensor expected = alone->named_parameters()["layers.0.norm.weight"].grad();
+  for (const bool communicates : {false, true}) {
+    run_ranks(2, [&](Ranks world) {
+      DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+      SplitNet net = make_split_net(kSequence);
+      const auto sharded = fully_shard(*net, split_net_options(mesh, kSequence, kNoShard));
+      int calls = 0;
+      sharded->hooks().set_gradient_hook([&](const ReducedGradient& reduced) {
+        ++calls;
+        reduced.gradient.mul_(2);
+      });
+      if (communicates) {
+        sharded->hooks().set_communication_hook(
+            [](const ReduceRequest& request) { request.reduced.copy_(request.unsharded * request.scale); });
+      }
+      net->loss(split_net_ids(0, 0)).backward();
+      EXPECT_GT(calls, 2);
+      for (const auto& [fqn, leaf] : sharded->named_parameters()) {
+        if (fqn == "layers.0.norm.weight") EXPECT_TRUE(leaf.grad().allclose(2 * expected, 1e-12, 1e-12));
+      }
+    });
+  }
 }
 
 // ---------------------------------------------------------------- errors

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "convert/convert.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "loop/train_rank.h"
 #include "models/testing/small_models.h"
@@ -144,6 +145,33 @@ TEST(SplitCheckpoints, AreContinuedOnAnyMesh) {
   const std::vector<RunOnRanks> parts = {
       {with_split(config), 2}, {config, 1}, {with_split(config, 2), 4}, {with_split(config), 2}};
   expect_same_weights(folder, run_in_turns(parts, folder), "whole");
+}
+
+void expect_same_bits(const formats::HfFolder& actual, const formats::HfFolder& expected) {
+  ASSERT_EQ(actual.tensors().size(), expected.tensors().size());
+  for (const auto& tensor : expected.tensors()) {
+    EXPECT_TRUE(actual.tensor(tensor.name).equal(expected.tensor(tensor.name))) << tensor.name;
+  }
+}
+
+// As a Hugging Face folder at once, and by way of torch.distributed.checkpoint.
+TEST(SplitCheckpoints, AreConvertedAsThoseOfWholeModels) {
+  using convert::FolderKind;
+  for (const int64_t stages : {1, 2}) {
+    const TemporaryFolder folder;
+    write_llama(folder.path("model"), /*tied=*/false);
+    Config config = with_split(split_run(folder), stages);
+    config.checkpoints.save_steps = 4;
+    run_whole(config, folder, "split", static_cast<int>(4 * stages));
+    const std::string checkpoint = folder.path("split/checkpoint-4");
+    const formats::HfFolder expected(folder.path("split/final"));
+    const convert::ConvertOptions options{.config = folder.path("model/config.json")};
+    convert::convert(checkpoint, folder.path("hf"), FolderKind::kHuggingFace, options);
+    expect_same_bits(formats::HfFolder(folder.path("hf")), expected);
+    convert::convert(checkpoint, folder.path("dcp"), FolderKind::kDcp);
+    convert::convert(folder.path("dcp"), folder.path("again"), FolderKind::kHuggingFace, options);
+    expect_same_bits(formats::HfFolder(folder.path("again")), expected);
+  }
 }
 
 TEST(SplitRunErrors, SayWhatDoesNotFit) {

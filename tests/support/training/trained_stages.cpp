@@ -37,7 +37,8 @@ std::shared_ptr<models::CausalLM> make_gpt2_part(const models::StagePart& part, 
 }  // namespace
 
 std::string StageMesh::text() const {
-  return c10::str(schedule, ", ", stage_ranks, " x ", stages_per_rank, " stages, ", replicas, " x ", shards, " ranks");
+  return c10::str(schedule, ", ", stage_ranks, " x ", stages_per_rank, " stages, ", replicas, " x ", shards, " ranks",
+                  parts > 1 ? c10::str(", weights in ", parts, " parts") : "");
 }
 
 std::vector<StageMesh> stage_meshes() {
@@ -49,14 +50,17 @@ std::vector<StageMesh> stage_meshes() {
       {"ZBVZeroBubble", 2, 2, 1, 1},
       {"GPipe", 2, 1, 2, 1, ShardingStrategy::kNoShard},
       {"1F1B", 1, 1, 2, 2, ShardingStrategy::kHybridShard},
+      {"1F1B", 2, 1, 1, 1, ShardingStrategy::kShardGradOp, 2},
+      {"1F1B", 1, 1, 1, 2, ShardingStrategy::kFullShard, 2},
   };
 }
 
 TrainedStages::TrainedStages(const std::shared_ptr<Communicator>& world, const StageMesh& mesh, uint64_t seed,
                              double weight_decay)
     : world_(world),
-      mesh_(DeviceMesh::make(world,
-                             {{"pp", mesh.stage_ranks}, {"dp_replicate", mesh.replicas}, {"dp_shard", mesh.shards}})) {
+      mesh_(DeviceMesh::make(
+          world,
+          {{"pp", mesh.stage_ranks}, {"dp_replicate", mesh.replicas}, {"dp_shard", mesh.shards}, {"tp", mesh.parts}})) {
   const auto schedule = make_pipeline_schedule(mesh.schedule, mesh.stage_ranks, mesh.stages_per_rank, kMicroBatches);
   const auto parts = models::stage_parts(kBlocks, schedule.stages());
   for (int index = 0; index < schedule.stages(); ++index) {
@@ -106,8 +110,10 @@ void TrainedStages::add_stage(int index, const std::vector<models::StagePart>& p
   options.mesh = mesh_.data_parallel();
   options.sharding_strategy = mesh.strategy;
   options.auto_wrap_policy = module_class_policy<models::GPT2BlockImpl, models::EmbeddingImpl>();
-  const auto batch = [this](int micro_batch) {
-    const int64_t number = 4 * step_ + 2 * micro_batch + mesh_.data_parallel().rank();
+  if (mesh.parts > 1) options.tensor_parallel = {mesh_.group("tp"), models_.back()->tensor_parallel_plan()};
+  const int data_rank = mesh_.rank("dp_replicate") * mesh.shards + mesh_.rank("dp_shard");
+  const auto batch = [this, data_rank](int micro_batch) {
+    const int64_t number = 4 * step_ + 2 * micro_batch + data_rank;
     const torch::Tensor ids = torch::arange(14) * (3 + number) % 31;
     return models::StageBatch{ids.view({2, 7}), ids.view({2, 7}), 1.0 / kMicroBatches};
   };

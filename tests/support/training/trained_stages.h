@@ -21,12 +21,13 @@ struct StageMesh {
   const char* schedule;
   int stage_ranks, stages_per_rank, replicas, shards;
   ShardingStrategy strategy = ShardingStrategy::kShardGradOp;
+  int parts = 1;  // ranks over which weights are split
 
-  int ranks() const { return stage_ranks * replicas * shards; }
+  int ranks() const { return stage_ranks * replicas * shards * parts; }
   std::string text() const;
 };
 
-// One rank, data-parallel ranks, and pipelines of several kinds.
+// One rank, data-parallel ranks, and pipelines of several kinds, with weights whole and split.
 std::vector<StageMesh> stage_meshes();
 
 // One rank of a training with AdamW, which has a group of matrices and one of vectors. The model's embedding is its
