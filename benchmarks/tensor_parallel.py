@@ -23,6 +23,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--sequence-parallel", action="store_true", help="split the rows between the layers, too")
     arguments = parser.parse_args()
     ours = [arguments.build_dir.resolve() / "tensor_parallel_bench"]
     torch = [sys.executable, ROOT / "benchmarks/torch_tensor_parallel.py"]
@@ -34,6 +35,7 @@ def main():
         for _ in range(arguments.turns):
             for name, (command, degree, count) in variants.items():
                 words = [*command, degree, arguments.blocks, arguments.width, rows, arguments.steps]
+                words += [int(arguments.sequence_parallel and degree > 1)]
                 result = json.loads(ranks.outputs(words, count, PORT, timeout=600)[0])
                 seconds[name] += result["seconds"][1:]
                 sent = result.get("bytes_sent", sent) if name == "here" else sent

@@ -1,6 +1,7 @@
 // Tests optimizers that need whole parameters while weights are split over ranks: they see whole values and gradients,
 // and equal the same optimizer in one process. One rank of all keeps the state of a split parameter.
 #include <mutex>
+#include <set>
 
 #include "support/nets/split_net.h"
 #include "support/ranks/thread_ranks.h"
@@ -70,6 +71,30 @@ INSTANTIATE_TEST_SUITE_P(All, SplitOptimizers,
                                            one.use_orig_params ? "" : "_flat", one.shape.tied ? "_tied" : "",
                                            one.shape.splits_sequence ? "_sequence" : "");
                          });
+
+// Of the first step.
+TEST_P(SplitOptimizers, SeeTheGradientsOfOneProcess) {
+  const Case& one = GetParam();
+  SplitNet alone = make_split_net(one.shape);
+  for (int rank = 0; rank < one.data; ++rank) (alone->loss(split_net_ids(0, rank)) / one.data).backward();
+  std::mutex mutex;
+  std::set<std::string> seen;
+  run_ranks(one.data * one.tensor, [&](Ranks world) {
+    DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", one.data}, {"tp", one.tensor}});
+    SplitNet net = make_split_net(one.shape);
+    Options options = split_net_options(mesh, one.shape, one.strategy);
+    options.use_orig_params = one.use_orig_params;
+    const auto sharded = fully_shard(*net, options);
+    net->loss(split_net_ids(0, mesh.rank("dp_shard"))).backward();
+    sharded->update_whole_parameters([&](const WholeParameter& whole) {
+      const Tensor expected = alone->named_parameters()[whole.fqn].grad();
+      EXPECT_TRUE(whole.gradient.allclose(expected, 1e-12, 1e-12)) << whole.fqn;
+      const std::scoped_lock lock(mutex);
+      seen.insert(whole.fqn);
+    });
+  });
+  EXPECT_EQ(seen.size(), alone->parameters().size() - (one.shape.tied ? 1 : 0));
+}
 
 TEST_P(SplitOptimizers, SeeWholeParameters) {
   const Case& one = GetParam();
