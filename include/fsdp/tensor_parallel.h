@@ -7,9 +7,9 @@
 //
 //   auto mesh = fsdp::DeviceMesh::make(world, {{"dp_shard", -1}, {"tp", 2}});
 //   options.mesh = mesh.data_parallel();
-//   options.tensor_parallel = {{mesh.group("tp"),
-//                               {{"layers.*.up", fsdp::SplitStyle::kColwise},
-//                                {"layers.*.down", fsdp::SplitStyle::kRowwise}}}};
+//   options.tensor_parallel = {mesh.group("tp"),
+//                              {{"layers.*.up", fsdp::SplitStyle::kColwise},
+//                               {"layers.*.down", fsdp::SplitStyle::kRowwise}}};
 //
 // All ranks of the group must compute on the same input. Values that a module computes from parts (the output of a
 // column-wise layer) differ from rank to rank until a row-wise layer adds them up.

@@ -1,5 +1,4 @@
-// Work on whole parameters: scopes and visits that all ranks take part in. See ShardedModule for the
-// contracts.
+// Work on whole parameters: scopes and visits that all ranks take part in. See ShardedModule for the contracts.
 #pragma once
 
 #include <functional>
