@@ -56,22 +56,6 @@ StageBatch batch_of(const Setting& setting, int step, int micro_batch, int data_
   return {ids, ids, 1.0 * setting.data / kSequences};
 }
 
-TensorParallelOptions split(const Setting& setting, CausalLM& model, const std::shared_ptr<Communicator>& group) {
-  const auto classes = std::make_shared<SplitClasses>(group, kVocabulary);
-  model.set_split_head(std::make_shared<models::SplitHead>(
-      models::SplitHead{[classes](const at::Tensor& logits, const at::Tensor& labels) {
-                          return classes->mean_cross_entropy(logits, labels);
-                        },
-                        [classes](const at::Tensor& logits) { return classes->gather(logits); }}));
-  if (setting.sequence_parallel) {
-    model.set_split_positions(std::make_shared<models::SplitPositions>(models::SplitPositions{
-        group->size(), [rows = SplitSequence(group, 0)](const at::Tensor& mine) { return rows.gather(mine); }}));
-  }
-  TensorParallelOptions options{group, model.tensor_parallel_plan()};
-  if (setting.sequence_parallel) options.sequence_dim = 1;
-  return options;
-}
-
 std::shared_ptr<CausalLM> make_part(const StagePart& part) {
   torch::manual_seed(0);
   auto model = deferred_init([] {
@@ -90,7 +74,7 @@ std::shared_ptr<ShardedModule> shard(const Setting& setting, CausalLM& model, De
   options.auto_wrap_policy = [](const WrapCandidate& candidate) {
     return module_class_name(candidate.module) == "DecoderLayer";
   };
-  if (setting.tensor > 1) options.tensor_parallel = split(setting, model, mesh.group("tp"));
+  if (setting.tensor > 1) options.tensor_parallel = model.split_over(mesh.group("tp"), setting.sequence_parallel);
   return fully_shard(model, options);
 }
 

@@ -69,30 +69,12 @@ Trained train_alone(const SmallModel& small, bool tied, int data_ranks) {
   return result;
 }
 
-// The loss is computed without the logits of all classes.
-void split_head(DeviceMesh& mesh, CausalLM& model) {
-  const auto classes = std::make_shared<SplitClasses>(mesh.group("tp"), model.vocab_size());
-  model.set_split_head(std::make_shared<models::SplitHead>(
-      models::SplitHead{[classes](const torch::Tensor& logits, const torch::Tensor& labels) {
-                          return classes->mean_cross_entropy(logits, labels);
-                        },
-                        [classes](const torch::Tensor& logits) { return classes->gather(logits); }}));
-}
-
-void split_positions(DeviceMesh& mesh, CausalLM& model) {
-  const auto rows = std::make_shared<SplitSequence>(mesh.group("tp"), 0);
-  model.set_split_positions(std::make_shared<models::SplitPositions>(
-      models::SplitPositions{rows->parts(), [rows](const torch::Tensor& mine) { return rows->gather(mine); }}));
-}
-
-// What the ranks of a group have a part of, besides weights.
+// Whether ranks have parts of the classes and of the positions, too. Positions only with classes.
 struct Parts {
   bool classes = true, positions = false;
 };
 
 Options split(DeviceMesh& mesh, CausalLM& model, const Parts& parts) {
-  if (parts.classes) split_head(mesh, model);
-  if (parts.positions) split_positions(mesh, model);
   Options options;
   options.mesh = mesh.data_parallel();
   options.sharding_strategy = ShardingStrategy::kShardGradOp;
@@ -101,8 +83,11 @@ Options split(DeviceMesh& mesh, CausalLM& model, const Parts& parts) {
     const std::string name = module_class_name(candidate.module);
     return name == "Embedding" || std::find(blocks.begin(), blocks.end(), name) != blocks.end();
   };
-  options.tensor_parallel = {mesh.group("tp"), model.tensor_parallel_plan()};
-  if (parts.positions) options.tensor_parallel->sequence_dim = 1;
+  if (parts.classes) {
+    options.tensor_parallel = model.split_over(mesh.group("tp"), parts.positions);
+  } else {
+    options.tensor_parallel = {mesh.group("tp"), model.tensor_parallel_plan()};
+  }
   return options;
 }
 
@@ -171,7 +156,7 @@ TEST_P(SplitModels, TrainAsInOneProcess) {
   for (const auto& [data, tied, parts] : {std::tuple{1, false, Parts{true, false}},
                                           {1, true, {false, false}},
                                           {2, true, {true, false}},
-                                          {1, false, {false, true}},
+                                          {1, false, {true, true}},
                                           {2, true, {true, true}}}) {
     const Trained alone = train_alone(GetParam(), tied, data);
     run_ranks(2 * data, [&, data = data, tied = tied, parts = parts](Ranks world) {

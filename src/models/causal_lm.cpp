@@ -3,12 +3,33 @@
 #include <ATen/ops/full_like.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "models/loss.h"
 
 namespace fsdp::models {
 
 std::vector<TensorParallelRule> CausalLM::tensor_parallel_plan() const {
   TORCH_CHECK(false, "tensor parallelism: ", name(), " has no plan: override CausalLM::tensor_parallel_plan");
+}
+
+TensorParallelOptions CausalLM::split_over(const std::shared_ptr<Communicator>& group, bool splits_sequence) {
+  SplitActivations activations{SplitClasses(group, vocab_size())};
+  if (splits_sequence) activations.positions.emplace(group, /*dim=*/0);
+  set_split(std::move(activations));
+  TensorParallelOptions options{group, tensor_parallel_plan()};
+  if (splits_sequence) options.sequence_dim = 1;
+  return options;
+}
+
+void CausalLM::add_vocabulary(const std::string& embedding, bool has_head,
+                              std::vector<TensorParallelRule>& rules) const {
+  const auto modules = named_modules();
+  const SplitStyle head = split() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
+  // The last stage of a pipeline keeps the embedding as its head.
+  const bool is_head = has_head && !modules.contains("lm_head");
+  if (modules.contains(embedding)) rules.push_back({embedding, is_head ? head : SplitStyle::kVocabulary});
+  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
 }
 
 void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tensor& labels) {

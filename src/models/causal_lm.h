@@ -30,7 +30,18 @@ class CausalLM : public LanguageModel {
   // others were dropped. Experts, and norms over all heads, stay whole. Each rank must be able to get a head of keys.
   // Throws if the model draws random numbers in forward (dropout), which would differ between ranks, and by default,
   // because a model of your own has no plan.
+  // With split_over, as that says.
   virtual std::vector<TensorParallelRule> tensor_parallel_plan() const;
+
+  // Lets the ranks of `group` split the model, and returns what fully_shard needs for it (Options::tensor_parallel).
+  // From then on, a rank has the logits of its own classes only, from which forward computes the loss; without labels
+  // it gathers them. `splits_sequence`: sequence parallelism; the ranks must divide the sequence. Not collective.
+  TensorParallelOptions split_over(const std::shared_ptr<Communicator>& group, bool splits_sequence);
+
+ protected:
+  // Adds the rules of the embedding and of "lm_head", as far as the stage has them. `has_head`: also if the embedding
+  // is the head.
+  void add_vocabulary(const std::string& embedding, bool has_head, std::vector<TensorParallelRule>& rules) const;
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`. On the meta

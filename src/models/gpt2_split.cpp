@@ -34,7 +34,7 @@ std::vector<TensorParallelRule> GPT2LMHeadModelImpl::tensor_parallel_plan() cons
   const bool has_blocks =
       std::any_of(modules.begin(), modules.end(), [](const auto& module) { return module.key().ends_with(".attn"); });
   if (has_blocks) add_blocks(config_, rules);
-  if (split_positions()) {
+  if (split() && split()->positions) {
     for (const char* norm : {"transformer.h.*.ln_1", "transformer.h.*.ln_2"}) {
       if (has_blocks) rules.push_back({norm, SplitStyle::kSharedByParts});
     }
@@ -42,13 +42,7 @@ std::vector<TensorParallelRule> GPT2LMHeadModelImpl::tensor_parallel_plan() cons
     // Each rank gets the vectors of its own positions.
     if (modules.contains("transformer.wpe")) rules.push_back({"transformer.wpe", SplitStyle::kVocabulary});
   }
-  const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
-  // The last stage of a pipeline keeps the embedding as its head.
-  const bool is_head = lm_head_ && !modules.contains("lm_head");
-  if (modules.contains("transformer.wte")) {
-    rules.push_back({"transformer.wte", is_head ? head : SplitStyle::kVocabulary});
-  }
-  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
+  add_vocabulary("transformer.wte", !lm_head_.is_empty(), rules);
   return rules;
 }
 

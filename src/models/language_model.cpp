@@ -10,7 +10,7 @@ namespace fsdp::models {
 LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
                                            const LogitScaling& scaling) const {
   if (labels.defined() && fused_loss_) {
-    TORCH_CHECK(!split_head_, "fused loss: the head of ", name(),
+    TORCH_CHECK(!split_, "fused loss: the head of ", name(),
                 " is split over ranks, and the fused loss multiplies by all of it; use the plain loss");
     TORCH_CHECK(!head->bias.defined() && !head->lora_a.defined(), "fused loss: the head of ", name(),
                 " has a bias or a low-rank adapter, and the fused loss knows only "
@@ -19,8 +19,10 @@ LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidde
             .logits = {}};
   }
   const at::Tensor logits = scaling.apply(head(hidden_states));
-  if (split_head_ && labels.defined()) return {.loss = split_head_->mean_cross_entropy(logits, labels), .logits = {}};
-  if (split_head_) return {.loss = {}, .logits = split_head_->gather(logits)};
+  if (split_ && labels.defined()) {
+    return {.loss = split_->classes.mean_cross_entropy(logits, labels, kIgnoredLabel), .logits = {}};
+  }
+  if (split_) return {.loss = {}, .logits = split_->classes.gather(logits)};
   return {.loss = labels.defined() ? mean_cross_entropy(logits, labels) : at::Tensor(), .logits = logits};
 }
 

@@ -4,34 +4,25 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
-#include <memory>
+#include <optional>
 #include <utility>
 
+#include "fsdp/tensor_parallel.h"
 #include "models/layers.h"
 #include "models/loss.h"
 #include "models/pretrained_model.h"
 
 namespace fsdp::models {
 
-// A head whose outputs are split over ranks (tensor parallelism): each has the logits of some of the classes.
-struct SplitHead {
-  // As mean_cross_entropy of all logits.
-  std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& labels)> mean_cross_entropy;
-  // Returns all logits.
-  std::function<at::Tensor(const at::Tensor& logits)> gather;
-};
-
-// Hidden states of which each rank has an equal part of the positions (sequence parallelism).
-struct SplitPositions {
-  int64_t parts = 1;
-  // Returns the rows [positions, …] of all ranks.
-  std::function<at::Tensor(const at::Tensor& rows)> gather;
+// The parts that a rank has of a model's activations (tensor parallelism).
+struct SplitActivations {
+  SplitClasses classes;                         // of the logits
+  std::optional<SplitSequence> positions = {};  // of the hidden states between layers, as rows; unset: all
 };
 
 struct LanguageModelOutput {
   at::Tensor loss;    // scalar fp32 (fp64 for fp64 models), mean over predicted tokens; undefined without labels
-  at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and set_fused_loss or set_split_head
+  at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and a fused or split loss
 };
 
 class LanguageModel : public PretrainedModel {
@@ -45,17 +36,13 @@ class LanguageModel : public PretrainedModel {
   // a bias, that forward throws.
   void set_fused_loss(bool fused) { fused_loss_ = fused; }
 
-  // If set, the head's products are those of this rank's classes, and tensor_parallel_plan says so. Null: all classes.
-  void set_split_head(std::shared_ptr<const SplitHead> split) { split_head_ = std::move(split); }
-
-  // If set, hidden states between layers have a part of the positions, and tensor_parallel_plan says so; dimension 1 is
-  // TensorParallelOptions::sequence_dim. Null: all positions.
-  void set_split_positions(std::shared_ptr<const SplitPositions> split) { split_positions_ = std::move(split); }
-
  protected:
-  bool has_split_head() const { return split_head_ != nullptr; }
-  // Null: hidden states have all positions.
-  const SplitPositions* split_positions() const { return split_positions_.get(); }
+  // Null: each rank has all of them.
+  const SplitActivations* split() const { return split_ ? &*split_ : nullptr; }
+  // How many parts of the positions there are.
+  int64_t parts_of_sequence() const { return split_ && split_->positions ? split_->positions->parts() : 1; }
+  void set_split(SplitActivations split) { split_ = std::move(split); }
+
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
   // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.
   LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
@@ -63,8 +50,7 @@ class LanguageModel : public PretrainedModel {
 
  private:
   bool fused_loss_ = false;
-  std::shared_ptr<const SplitHead> split_head_;
-  std::shared_ptr<const SplitPositions> split_positions_;
+  std::optional<SplitActivations> split_;
 };
 
 }  // namespace fsdp::models

@@ -6,7 +6,7 @@
 #include "fsdp/wrap_policy.h"
 #include "setup/model_io.h"
 #include "setup/sharding_options.h"
-#include "setup/tensor_parallel_plan.h"
+#include "setup/split_model.h"
 
 namespace fsdp::trainer {
 
@@ -41,7 +41,7 @@ std::shared_ptr<ShardedModule> shard(const Config& config, const TrainingInputs&
     if (!tied.empty()) options.auto_wrap_policy = with_owner_of(tied, std::move(options.auto_wrap_policy));
   }
   const bool splits = config.parallelism.tensor_degree > 1;
-  if (splits) options.tensor_parallel = tensor_parallel_options(config, model, groups.mesh->group("tp"));
+  if (splits) options.tensor_parallel = split_over(groups.mesh->group("tp"), config, model);
   const bool from_rank_0 = config.sharding.sync_module_states && !from_checkpoint;
   const bool reads_whole = (from_rank_0 || splits) && !from_checkpoint && inputs.weights;
   if (reads_whole) read_whole(*inputs.weights, module, options);

@@ -15,7 +15,7 @@
 #include "saving/checkpoint_policy.h"
 #include "setup/model_io.h"
 #include "setup/sharding_options.h"
-#include "setup/tensor_parallel_plan.h"
+#include "setup/split_model.h"
 
 namespace fsdp::trainer {
 
@@ -94,7 +94,7 @@ TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
                         .train = nullptr,
                         .eval = nullptr};
   inputs.pipeline = pipeline_layout(config, *inputs.model);
-  if (config.parallelism.tensor_degree > 1) tensor_parallel_plan(config, *inputs.model);
+  if (config.parallelism.tensor_degree > 1) check_can_be_split(config, *inputs.model);
   if (inputs.pipeline) open_more_models(config, *inputs.pipeline, inputs);
   const auto open = [&](const std::string& text, DatasetRole role) {
     return inputs.model->open_dataset({.text = text, .role = role, .seed = static_cast<uint64_t>(config.steps.seed)});

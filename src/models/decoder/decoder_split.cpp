@@ -71,12 +71,7 @@ std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() c
   const auto has = [&](const std::string& end) {
     return std::any_of(modules.begin(), modules.end(), [&](const auto& module) { return module.key().ends_with(end); });
   };
-  const SplitStyle head = has_split_head() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
-  // The last stage of a pipeline keeps the embedding as its head.
-  const bool is_head = lm_head_ && !modules.contains("lm_head");
-  if (modules.contains("model.embed_tokens")) {
-    rules.push_back({"model.embed_tokens", is_head ? head : SplitStyle::kVocabulary});
-  }
+  add_vocabulary("model.embed_tokens", !lm_head_.is_empty(), rules);
   // Stages of a pipeline may have none of a kind.
   const bool has_shared_expert = has(".mlp.shared_expert");
   if (has(".self_attn")) add_attention(config_, rules);
@@ -84,11 +79,10 @@ std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() c
   if (has_shared_expert) {
     add_mlp(config_, "model.layers.*.mlp.shared_expert.", *config_.experts->shared_intermediate_size, rules);
   }
-  if (split_positions()) {
+  if (split() && split()->positions) {
     if (has(".self_attn")) add_shared_by_positions(config_, has(".mlp.experts"), has_shared_expert, rules);
     if (modules.contains("model.norm")) rules.push_back({"model.norm", SplitStyle::kSharedByParts});
   }
-  if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
   return rules;
 }
 
