@@ -45,6 +45,23 @@ struct Case {
   SplitNetShape shape = {6, 3, false, false};
 };
 
+// The net on one rank.
+struct Sharded {
+  Sharded(const Case& one, const Ranks& world)
+      : mesh(DeviceMesh::make(world, {{"dp_shard", one.data}, {"tp", one.tensor}})), net(make_split_net(one.shape)) {
+    Options options = split_net_options(mesh, one.shape, one.strategy);
+    options.use_orig_params = one.use_orig_params;
+    module = fully_shard(*net, options);
+  }
+  void run_passes(int step) {
+    module->zero_grad();
+    net->loss(split_net_ids(step, mesh.rank("dp_shard"))).backward();
+  }
+  DeviceMesh mesh;
+  SplitNet net;
+  std::shared_ptr<ShardedModule> module;
+};
+
 std::map<std::string, Tensor> train_alone(const Case& one) {
   SplitNet net = make_split_net(one.shape);
   Orthogonaliser optimizer;
@@ -80,13 +97,9 @@ TEST_P(SplitOptimizers, SeeTheGradientsOfOneProcess) {
   std::mutex mutex;
   std::set<std::string> seen;
   run_ranks(one.data * one.tensor, [&](Ranks world) {
-    DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", one.data}, {"tp", one.tensor}});
-    SplitNet net = make_split_net(one.shape);
-    Options options = split_net_options(mesh, one.shape, one.strategy);
-    options.use_orig_params = one.use_orig_params;
-    const auto sharded = fully_shard(*net, options);
-    net->loss(split_net_ids(0, mesh.rank("dp_shard"))).backward();
-    sharded->update_whole_parameters([&](const WholeParameter& whole) {
+    Sharded sharded(one, world);
+    sharded.run_passes(/*step=*/0);
+    sharded.module->update_whole_parameters([&](const WholeParameter& whole) {
       const Tensor expected = alone->named_parameters()[whole.fqn].grad();
       EXPECT_TRUE(whole.gradient.allclose(expected, 1e-12, 1e-12)) << whole.fqn;
       const std::scoped_lock lock(mutex);
@@ -102,20 +115,15 @@ TEST_P(SplitOptimizers, SeeWholeParameters) {
   std::mutex mutex;
   std::map<std::string, int> owners;
   run_ranks(one.data * one.tensor, [&](Ranks world) {
-    DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", one.data}, {"tp", one.tensor}});
-    SplitNet net = make_split_net(one.shape);
-    Options options = split_net_options(mesh, one.shape, one.strategy);
-    options.use_orig_params = one.use_orig_params;
-    const auto sharded = fully_shard(*net, options);
+    Sharded sharded(one, world);
     Orthogonaliser optimizer;
     for (int step = 0; step < kSteps; ++step) {
-      sharded->zero_grad();
-      net->loss(split_net_ids(step, mesh.rank("dp_shard"))).backward();
-      if (step % 2) sharded->unshard();  // what was gathered before the update must not be used after it
-      sharded->update_whole_parameters(
+      sharded.run_passes(step);
+      if (step % 2) sharded.module->unshard();  // what was gathered before the update must not be used after it
+      sharded.module->update_whole_parameters(
           [&](const WholeParameter& whole) { optimizer.update(whole.fqn, whole.value, whole.gradient); });
     }
-    sharded->for_each_full_parameter([&](const std::string& fqn, const Tensor& weight) {
+    sharded.module->for_each_full_parameter([&](const std::string& fqn, const Tensor& weight) {
       EXPECT_TRUE(weight.allclose(expected.at(fqn), 1e-11, 1e-11))
           << fqn << ' ' << (weight - expected.at(fqn)).abs().max();
     });

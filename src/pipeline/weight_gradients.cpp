@@ -30,16 +30,6 @@ struct Call {
   bool weight_is_transposed;       // [outputs, inputs], as that of linear
 };
 
-// Returns the leaf of which a matrix is the transpose, or an undefined tensor.
-at::Tensor transposed_leaf(const at::Tensor& matrix) {
-  if (!matrix.defined() || matrix.dim() != 2 || !matrix.is_view()) return {};
-  const at::Tensor base(matrix._base());
-  const bool is_transpose = base.is_leaf() && base.dim() == 2 && base.size(0) == matrix.size(1) &&
-                            base.size(1) == matrix.size(0) && base.stride(0) == matrix.stride(1) &&
-                            base.stride(1) == matrix.stride(0);
-  return is_transpose ? base : at::Tensor();
-}
-
 // Returns the operator's arguments, or nothing if it is none of these operators.
 std::optional<Call> call_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::string& name = op.schema().name();
@@ -49,7 +39,7 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, const torch::jit::Sta
     return argument(index).isTensor() ? argument(index).toTensor() : at::Tensor();
   };
   if (name == "aten::linear") {
-    const at::Tensor leaf = transposed_leaf(tensor(1));
+    const at::Tensor leaf = tensor(1).defined() ? seams::transposed_leaf(tensor(1)) : at::Tensor();
     return leaf.defined() ? Call{tensor(0), leaf, tensor(2), false} : Call{tensor(0), tensor(1), tensor(2), true};
   }
   if (!op.schema().overload_name().empty()) return {};

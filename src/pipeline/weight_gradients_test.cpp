@@ -7,7 +7,9 @@
 #include <functional>
 
 #include "fsdp/activation_checkpoint.h"
+#include "fsdp/fully_shard.h"
 #include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::pipeline::weight_gradients_test {
 namespace {
@@ -108,6 +110,30 @@ TEST_P(Apart, EqualsBackwardToTheBit) {
     EXPECT_EQ(one->size(), 0u);
   }
   expect_same_gradients(apart, plain);
+}
+
+// A sharded weight is gathered for the transpose, too.
+TEST(WeightGradients, OfShardedWeightsWait) {
+  for (const bool transposes : {false, true}) {
+    testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      torch::nn::Linear layer(torch::nn::LinearOptions(7, 7).bias(false));
+      Options options;
+      options.communicator = world;
+      const auto sharded = fully_shard(*layer, options);
+      const torch::Tensor x = values({3, 7}, 0.1);
+      const auto left = std::make_shared<WeightGradients>();
+      {
+        WeightGradients::Recording recording(*left);
+        torch::linear(x, transposes ? layer->weight.t() : layer->weight).sum().backward();
+      }
+      EXPECT_EQ(left->size(), 1u) << transposes;
+      left->accumulate();
+      const torch::Tensor rows = x.sum(0).expand({7, 7});
+      sharded->update_whole_parameters([&](const WholeParameter& weight) {
+        EXPECT_TRUE(weight.gradient.allclose(transposes ? rows.t() : rows)) << transposes;
+      });
+    });
+  }
 }
 
 TEST(WeightGradients, NothingIsLeftWithoutGradients) {

@@ -211,7 +211,10 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
       "Exit status: 0 fits, 3 tight, 4 does not fit, 2 wrong command line or config, 1 the plan failed.\n"
       "The keys of --set are those of fsdp train (fsdp train --help).\n");
   auto* source = plan->add_option_group("run")->require_option(0, 1);
-  source->add_option("--config-path", command.config_path, "The config of the run: a JSON file")->type_name("FILE");
+  source
+      ->add_option("config,--config-path", command.config_path,
+                   "The config of the run: a JSON file; --config-path may be left out")
+      ->type_name("FILE");
   source
       ->add_option("--model", command.model,
                    "A model with the default settings: a preset, a folder with a config.json, or such a file")

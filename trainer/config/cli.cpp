@@ -22,7 +22,11 @@ constexpr const char* kDescription =
 
 CLI::App* add_train(CLI::App& app, TrainCommand& command) {
   CLI::App* train = app.add_subcommand("train", "Train the model that a config file describes");
-  train->add_option("--config-path", command.config_path, "The config: a JSON file")->required()->type_name("FILE");
+  train
+      ->add_option("config,--config-path", command.config_path,
+                   "The config: a JSON file; --config-path may be left out")
+      ->required()
+      ->type_name("FILE");
   train->add_option("--set", command.overrides, "Override a key of the config; may be given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);

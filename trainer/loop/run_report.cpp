@@ -6,17 +6,29 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
 
 #include "base/allocated_memory.h"
+#include "config/errors.h"
 #include "loop/exchange.h"
 #include "report/run_facts.h"
 
 namespace fsdp::trainer {
 
+namespace {
+
+void make_output_dir(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw ConfigError(c10::str("key \"output_dir\": \"", path, "\" cannot be created: ", error.message()));
+}
+
+}  // namespace
+
 RunReport::RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device)
     : config_(config), work_(work), communicator_(communicator), device_(device) {
   if (communicator.rank() != 0) return;
-  std::filesystem::create_directories(config.output.output_dir);
+  make_output_dir(config.output.output_dir);
   progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.steps.max_steps);
   file_.emplace(config.output.output_dir, config.output.report_to, [this](const std::string& text) { say(text); });
 }
