@@ -31,7 +31,7 @@ TEST_F(Program, MistakesInTheCommandLineHaveStatus2) {
 
 TEST_F(Program, AnOutputFolderThatCannotBeMadeIsNamed) {
   const ProgramResult result = train(config({{"output_dir", "/proc/nowhere"}, {"save_final", false}}));
-  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("key \"output_dir\": \"/proc/nowhere\" cannot be created: "));
 }
 

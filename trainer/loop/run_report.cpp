@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <stdexcept>
 #include <system_error>
 
 #include "base/allocated_memory.h"
-#include "config/errors.h"
 #include "loop/exchange.h"
 #include "report/run_facts.h"
 
@@ -17,10 +17,12 @@ namespace fsdp::trainer {
 
 namespace {
 
+// Only rank 0 makes it, so that this is a failure of that rank.
 void make_output_dir(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) throw ConfigError(c10::str("key \"output_dir\": \"", path, "\" cannot be created: ", error.message()));
+  if (error)
+    throw std::runtime_error(c10::str("key \"output_dir\": \"", path, "\" cannot be created: ", error.message()));
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ class ProgramRuns : public ::testing::Test {
     return c;
   }
   ProgramResult train(const nlohmann::json& config, const std::string& options = "") const {
-    folder_.write("config.nlohmann::json", config.dump());
-    return run_shell("exec $FSDP train --config-path " + folder_.path("config.nlohmann::json") + " " + options);
+    folder_.write("config.json", config.dump());
+    return run_shell("exec $FSDP train --config-path " + folder_.path("config.json") + " " + options);
   }
   std::vector<nlohmann::json> metrics(const std::string& folder = "output") const {
     std::istringstream lines(folder_.read(folder + "/metrics.jsonl"));
