@@ -53,8 +53,7 @@ enum class SplitStyle : uint8_t {
   kRowwiseOfWhole,
   // The table of an embedding is cut along its rows, that is, along the vocabulary (embedding_rowwise). Each rank looks
   // up its own rows, and the results are added up. A head that shares the table, and has no rule of its own, gathers
-  // its
-  // outputs.
+  // its outputs.
   kVocabulary,
   // All parameters stay whole, but each rank uses them on its part of the values, so their gradients are added up over
   // the ranks: a norm of each head's queries, or, with sequence parallelism, any module between a row-wise and a

@@ -25,7 +25,7 @@ TensorParallelOptions CausalLM::split_over(const std::shared_ptr<Communicator>& 
 void CausalLM::add_vocabulary(const std::string& embedding, bool has_head,
                               std::vector<TensorParallelRule>& rules) const {
   const auto modules = named_modules();
-  const SplitStyle head = split() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
+  const SplitStyle head = is_split() ? SplitStyle::kColwise : SplitStyle::kColwiseGathered;
   // The last stage of a pipeline keeps the embedding as its head.
   const bool is_head = has_head && !modules.contains("lm_head");
   if (modules.contains(embedding)) rules.push_back({embedding, is_head ? head : SplitStyle::kVocabulary});

@@ -34,7 +34,7 @@ std::vector<TensorParallelRule> GPT2LMHeadModelImpl::tensor_parallel_plan() cons
   const bool has_blocks =
       std::any_of(modules.begin(), modules.end(), [](const auto& module) { return module.key().ends_with(".attn"); });
   if (has_blocks) add_blocks(config_, rules);
-  if (split() && split()->positions) {
+  if (split_positions()) {
     for (const char* norm : {"transformer.h.*.ln_1", "transformer.h.*.ln_2"}) {
       if (has_blocks) rules.push_back({norm, SplitStyle::kSharedByParts});
     }

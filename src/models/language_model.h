@@ -37,11 +37,10 @@ class LanguageModel : public PretrainedModel {
   void set_fused_loss(bool fused) { fused_loss_ = fused; }
 
  protected:
-  // Null: each rank has all of them.
-  const SplitActivations* split() const { return split_ ? &*split_ : nullptr; }
-  // How many parts of the positions there are.
-  int64_t parts_of_sequence() const { return split_ && split_->positions ? split_->positions->parts() : 1; }
   void set_split(SplitActivations split) { split_ = std::move(split); }
+  bool is_split() const { return split_.has_value(); }
+  // The positions of the hidden states between layers, as rows; null if each rank has all of them.
+  const SplitSequence* split_positions() const { return split_ && split_->positions ? &*split_->positions : nullptr; }
 
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
   // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.

@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <unordered_set>
-#include <vector>
 
 #include "models/experts.h"
 

@@ -147,6 +147,10 @@ at::Tensor Exchange::own_positions(const at::Tensor& whole, int64_t dim) const {
   return whole.narrow(dim, positions * rank(), positions).clone(at::MemoryFormat::Contiguous);
 }
 
+void Exchange::check_sequence(const at::Tensor& whole) const {
+  if (sequence_dim_) check_positions(whole, *sequence_dim_);
+}
+
 void Exchange::check_positions(const at::Tensor& whole, int64_t dim) const {
   TORCH_CHECK(dim < whole.dim() && whole.size(dim) % size() == 0, "fsdp: values of sizes ", whole.sizes(),
               " cannot be cut along dimension ", dim, " into ", size(),

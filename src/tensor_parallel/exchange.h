@@ -41,8 +41,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
   std::optional<int64_t> sequence_dim() const { return sequence_dim_; }
-  // Throws unless the positions of `whole` along `dim` can be cut into equal parts.
-  void check_positions(const at::Tensor& whole, int64_t dim) const;
+  // With sequence parallelism: throws unless the positions of `whole` can be cut into equal parts.
+  void check_sequence(const at::Tensor& whole) const;
 
   // -- as part of the graph; `name` names the parameter in errors --
 
@@ -81,6 +81,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   at::Tensor of_all(const at::Tensor& mine, const std::string& name, Pass pass);
 
  private:
+  // Throws unless the positions of `whole` along `dim` can be cut into equal parts.
+  void check_positions(const at::Tensor& whole, int64_t dim) const;
   CollectiveId next_id(std::string name, Pass pass);
 
   // The last result of enter(). Held weakly, so that activations live no longer than without it; but without a graph,

@@ -128,13 +128,13 @@ void SplitCall::prepare_columns(c10::IValue& input, const c10::IValue* bias, con
     const flat::ShardedParameter* parameter = parameter_of(bias->toTensor());
     if (!parameter || !parameter->part) refuse(*weight.parameter, "its bias is not split");
   }
-  check_positions(*weight.parameter, input.toTensor());
+  check_has_positions(*weight.parameter, input.toTensor());
   input = exchange_->enter(input.toTensor(), name_);
   if (weight.parameter->part->gathers_outputs) gathered_ = weight.parameter->part;
 }
 
 // Positions come before channels.
-void SplitCall::check_positions(const flat::ShardedParameter& parameter, const at::Tensor& input) const {
+void SplitCall::check_has_positions(const flat::ShardedParameter& parameter, const at::Tensor& input) const {
   const auto dim = exchange_->sequence_dim();
   if (dim && input.dim() < *dim + 2) {
     refuse(parameter, c10::str("its input is of sizes ", input.sizes(), ", but dimension ", *dim,
@@ -156,8 +156,8 @@ void SplitCall::prepare_rows(torch::jit::Stack& stack, const Product& product, c
   if (takes) {
     arguments[product.input] = exchange_->take(arguments[product.input].toTensor(), weight.parameter->part, name_);
   }
-  check_positions(*weight.parameter, given);
-  if (exchange_->sequence_dim()) exchange_->check_positions(given, *exchange_->sequence_dim());
+  check_has_positions(*weight.parameter, given);
+  exchange_->check_sequence(given);
   sums_ = true;
   if (product.bias < 0) return;
   bias_ = arguments[product.bias].isTensor() ? arguments[product.bias].toTensor() : at::Tensor();
@@ -200,7 +200,7 @@ void SplitCall::prepare_embedding(torch::jit::Stack& stack, const flat::ShardedP
   const at::Tensor elsewhere = ids.lt(rows.begin).logical_or(ids.ge(rows.end));
   const int64_t padding = arguments[2].toInt();
   const bool has_padding = padding >= rows.begin && padding < rows.end;
-  if (exchange_->sequence_dim()) exchange_->check_positions(ids, *exchange_->sequence_dim());
+  exchange_->check_sequence(ids);
   arguments[1] = ids.sub(rows.begin).masked_fill(elsewhere, 0);
   arguments[2] = has_padding ? padding - rows.begin : -1;
   missing_ = elsewhere.unsqueeze(-1);

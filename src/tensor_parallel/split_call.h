@@ -4,10 +4,13 @@
 // The operators below are rules, the only ones in which a split parameter may be used in forward. W is cut along its
 // outputs (columns) or its inputs (rows); f and g are Megatron's functions.
 //
-//   x W^T + b, columns     each rank has some outputs: f(x) W_r^T + b_r, where f adds the gradient of x up over the
-//   ranks x W^T + b, rows        each rank has some inputs: g(x_r W_r^T) + b, where g adds the products up embedding,
-//   rows        each rank looks up its own rows; others count as zero: g(rows) y + b, y * b           for a split
-//   vector b, whose channels y has: no communication
+// * x W^T + b, W cut along columns: each rank has some outputs, f(x) W_r^T + b_r, where f adds the gradient of x up
+//   over the ranks.
+// * x W^T + b, W cut along rows: each rank has some inputs, g(x_r W_r^T) + b, where g adds the products up.
+// * An embedding, its table cut along rows: each rank looks up its own rows, others count as zero, g(rows).
+// * y + b and y * b for a split vector b, whose channels y has: no communication.
+//
+// With sequence parallelism, f also gathers positions, and g gives each rank its own.
 //
 // In backward, operators on parts compute gradients of parts, and need nothing around them. A forward that is
 // recomputed during backward is a forward.
@@ -61,7 +64,7 @@ class SplitCall {
   void prepare_columns(c10::IValue& input, const c10::IValue* bias, const Weight& weight, FindParameter parameter_of);
   void prepare_rows(torch::jit::Stack& stack, const Product& product, const Weight& weight);
   // With sequence parallelism: throws unless the input of a product has positions.
-  void check_positions(const flat::ShardedParameter& parameter, const at::Tensor& input) const;
+  void check_has_positions(const flat::ShardedParameter& parameter, const at::Tensor& input) const;
   void prepare_embedding(torch::jit::Stack& stack, const flat::ShardedParameter& split, FindParameter parameter_of);
   bool is_channelwise(const torch::jit::Stack& stack, FindParameter parameter_of) const;
   Weight weight_of(const at::Tensor& tensor, FindParameter parameter_of) const;

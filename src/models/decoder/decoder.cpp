@@ -127,7 +127,7 @@ LanguageModelOutput DecoderForCausalLMImpl::finish(Activations activations, cons
     const ExpertsConfig& experts = *config_.experts;
     std::vector<at::Tensor> router_logits(activations.begin() + 1, activations.end());
     // The loss is that of all positions, in whatever order.
-    if (split() && split()->positions) router_logits = {split()->positions->gather(at::cat(router_logits))};
+    if (split_positions()) router_logits = {split_positions()->gather(at::cat(router_logits))};
     output.loss = output.loss + load_balancing_loss(router_logits, experts.router.experts_per_token) *
                                     *experts.router_loss_coefficient;
   }

@@ -104,7 +104,7 @@ class DecoderForCausalLMImpl : public CausalLM, public StagedLM {
   int64_t num_blocks() const override { return static_cast<int64_t>(config_.layers.size()); }
   Activations embed(const at::Tensor& input_ids) override { return {model_->embed(input_ids)}; }
   Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
-    return model_->run_layers(std::move(activations), begin, end, parts_of_sequence());
+    return model_->run_layers(std::move(activations), begin, end, split_positions() ? split_positions()->parts() : 1);
   }
   LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override;
   std::string tied_parameter() const override { return config_.tie_word_embeddings ? "model.embed_tokens.weight" : ""; }

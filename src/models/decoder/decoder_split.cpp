@@ -49,7 +49,7 @@ void add_mlp(const DecoderConfig& config, const std::string& mlp, int64_t size, 
   rules.push_back({mlp + "down_proj", SplitStyle::kRowwise});
 }
 
-// What is used on a part of the positions: all but attention and MLPs.
+// Adds the rules of the modules that are used on a part of the positions: all but attention and MLPs.
 void add_shared_by_positions(const DecoderConfig& config, bool has_experts, bool has_shared_expert, Rules& rules) {
   const std::string layer = "model.layers.*.";
   const NormNames& norms = config.norms;
@@ -79,7 +79,7 @@ std::vector<TensorParallelRule> DecoderForCausalLMImpl::tensor_parallel_plan() c
   if (has_shared_expert) {
     add_mlp(config_, "model.layers.*.mlp.shared_expert.", *config_.experts->shared_intermediate_size, rules);
   }
-  if (split() && split()->positions) {
+  if (split_positions()) {
     if (has(".self_attn")) add_shared_by_positions(config_, has(".mlp.experts"), has_shared_expert, rules);
     if (modules.contains("model.norm")) rules.push_back({"model.norm", SplitStyle::kSharedByParts});
   }
