@@ -171,5 +171,80 @@ TEST(PipelineStateDicts, NamesMayBeMapped) {
   });
 }
 
+// What each rank of a mesh holds after a step, and the whole of it.
+struct LocalStates {
+  std::vector<LocalStateDict> values;
+  std::vector<LocalOptimizerState> optimizers;
+  WholeState whole;
+};
+
+LocalStates local_states_of(const StageMesh& mesh) {
+  LocalStates states;
+  states.values.resize(static_cast<size_t>(mesh.ranks()));
+  states.optimizers.resize(states.values.size());
+  run_ranks(mesh.ranks(), [&](const Ranks& world) {
+    TrainedStages run(world, mesh);
+    run.step(0);
+    const auto rank = static_cast<size_t>(world->rank());
+    states.values[rank] = local_state_dict(run.model(), {.offload_to_cpu = true});
+    states.optimizers[rank] = local_optimizer_state(run.model(), run.optimizer(), {.offload_to_cpu = true});
+    WholeState whole = whole_state(run, /*rank0_only=*/false);
+    if (rank == 0) states.whole = std::move(whole);
+  });
+  return states;
+}
+
+TEST(PipelineStateDicts, LocalOnesLoadOnTheirMesh) {
+  for (const StageMesh& mesh : stage_meshes()) {
+    const LocalStates saved = local_states_of(mesh);
+    run_ranks(mesh.ranks(), [&](const Ranks& world) {
+      TrainedStages run(world, mesh, /*seed=*/99);
+      const auto rank = static_cast<size_t>(world->rank());
+      const LoadReport values = load_local_state_dict(run.model(), saved.values[rank]);
+      const LoadReport state = load_local_optimizer_state(run.model(), run.optimizer(), saved.optimizers[rank]);
+      EXPECT_TRUE(values.complete() && state.complete()) << mesh.text();
+      expect_equal(whole_state(run, /*rank0_only=*/false), saved.whole, mesh.text());
+    });
+  }
+}
+
+TEST(PipelineStateDicts, LocalKeysNameStagesAndLayoutsTheWholeModelsParameters) {
+  const StageMesh mesh{"ZBVZeroBubble", 2, 2, 1, 1};
+  const LocalStates saved = local_states_of(mesh);
+  std::set<std::string> fqns;
+  for (size_t rank = 0; rank < saved.values.size(); ++rank) {
+    for (const auto& [key, shard] : saved.values[rank].shards) {
+      EXPECT_THAT(key, HasSubstr("flat_param"));
+      // Rank 0 of the V has the first and the last stage, rank 1 those between.
+      EXPECT_TRUE(rank == 0 ? key.rfind("stage_0/", 0) == 0 || key.rfind("stage_3/", 0) == 0
+                            : key.rfind("stage_1/", 0) == 0 || key.rfind("stage_2/", 0) == 0)
+          << key;
+      fqns.insert(shard.layout.fqns.begin(), shard.layout.fqns.end());
+    }
+  }
+  for (const auto& [fqn, leaf] : saved.whole.optimizer.state) fqns.erase(fqn);
+  EXPECT_TRUE(fqns.empty()) << *fqns.begin();
+  // Both copies of the embedding, which rank 0 holds under one name.
+  const auto copies = [&](const std::string& stage) {
+    return saved.optimizers[0].state.count(stage + "transformer.wte.weight");
+  };
+  EXPECT_EQ(copies("stage_0/") + copies("stage_3/"), 2U);
+}
+
+TEST(PipelineStateDicts, LocalOnesOfOtherStagesDoNotFit) {
+  const StageMesh mesh{"Interleaved1F1B", 2, 2, 1, 1};
+  const LocalStates saved = local_states_of({"1F1B", 2, 1, 1, 1});
+  run_ranks(mesh.ranks(), [&](const Ranks& world) {
+    TrainedStages run(world, mesh, /*seed=*/99);
+    const WholeState before = whole_state(run, /*rank0_only=*/false);
+    const auto rank = static_cast<size_t>(world->rank());
+    EXPECT_THAT(error_of([&] { load_local_state_dict(run.model(), saved.values[rank]); }),
+                AllOf(HasSubstr("load_local_state_dict"), HasSubstr("missing: "), HasSubstr("stage_3/")));
+    EXPECT_THAT(error_of([&] { load_local_optimizer_state(run.model(), run.optimizer(), saved.optimizers[rank]); }),
+                HasSubstr("load_local_optimizer_state"));
+    expect_equal(whole_state(run, /*rank0_only=*/false), before, "after an error");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::pipeline_state_test

@@ -8,8 +8,12 @@
 //
 // What state_dict.h says of contents, errors and options holds here, too, for all stages together: a name is missing if
 // a stage wants it, and unexpected if none does. If anything does not fit, no stage is changed. Rank 0 is that of the
-// mesh. All functions but sharded_state_dict are collective over all ranks of the mesh. Local state dicts are of one
-// stage each, and so not here.
+// mesh. All functions but sharded_state_dict, local_state_dict and local_optimizer_state are collective over all ranks
+// of the mesh.
+//
+// Local state dicts load into the same stages over the same ranks. Their keys begin with the stage, "stage_2/", because
+// the root units of two stages, and units of tied parameters, may have the same name; the parameters in their layouts
+// have the names of the whole model.
 #pragma once
 
 #include <functional>
@@ -62,5 +66,15 @@ ShardedOptimizerState sharded_optimizer_state(const PipelinedModel& model, const
                                               const ShardedStateOptions& options = {});
 LoadReport load_sharded_optimizer_state(const PipelinedModel& model, OptimizerState& optimizer,
                                         const ShardedOptimizerState& state, const LoadOptions& options = {});
+
+// ---------------------------------------------------------------- local
+
+LocalStateDict local_state_dict(const PipelinedModel& model, const ShardedStateOptions& options = {});
+LoadReport load_local_state_dict(const PipelinedModel& model, const LocalStateDict& values, bool strict = true);
+
+LocalOptimizerState local_optimizer_state(const PipelinedModel& model, const OptimizerState& optimizer,
+                                          const ShardedStateOptions& options = {});
+LoadReport load_local_optimizer_state(const PipelinedModel& model, OptimizerState& optimizer,
+                                      const LocalOptimizerState& state, bool strict = true);
 
 }  // namespace fsdp

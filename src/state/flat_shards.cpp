@@ -29,12 +29,14 @@ std::string parameter_at(const FlatShardLayout& layout, size_t i) {
 
 }  // namespace
 
-std::vector<FlatShard> flat_shards(const ShardedModule& model) {
+std::vector<FlatShard> flat_shards(const KeyedModels& models) {
   std::vector<FlatShard> shards;
-  for (const auto& unit : model.engine().units()) {
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const flat::FlatParameter& flat = *unit->flat_parameters()[i];
-      shards.push_back({unit->flat_name(i), layout_of(flat), &flat});
+  for (const KeyedModel& keyed : models) {
+    for (const auto& unit : keyed.model.engine().units()) {
+      for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+        const flat::FlatParameter& flat = *unit->flat_parameters()[i];
+        shards.push_back({keyed.prefix + unit->flat_name(i), layout_of(flat), &flat});
+      }
     }
   }
   return shards;

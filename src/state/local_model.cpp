@@ -8,9 +8,9 @@
 #include "engine/engine.h"
 #include "fsdp/state_dict.h"
 #include "state/equal_bits.h"
-#include "state/flat_shards.h"
 #include "state/host_copy.h"
 #include "state/load_together.h"
+#include "state/local_state.h"
 #include "state/model_loader.h"
 #include "state/tensor_source.h"
 #include "torch_seams/shard_version.h"
@@ -60,11 +60,8 @@ class Expected {
 
 class LocalModelLoader final : public state::Loader {
  public:
-  LocalModelLoader(ShardedModule& model, const torch::nn::Module& module, const LocalStateDict& values)
-      : model_(model),
-        values_(values),
-        shards_(state::flat_shards(model)),
-        unsharded_(state::unsharded_tensors(model, module)) {}
+  LocalModelLoader(const state::KeyedModels& models, state::NamedTensors unsharded, const LocalStateDict& values)
+      : models_(models), values_(values), shards_(state::flat_shards(models)), unsharded_(std::move(unsharded)) {}
 
   LoadReport match() override {
     LoadReport report;
@@ -87,12 +84,12 @@ class LocalModelLoader final : public state::Loader {
   void load(const LoadReport& agreed) override {
     const at::NoGradGuard no_grad;
     const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
-    state::settle_shards(model_);
+    for (const state::KeyedModel& keyed : models_) state::settle_shards(keyed.model);
     for (const state::FlatShard& shard : shards_) {
       if (loaded.count(shard.name) == 0) continue;
       shard.flat->shard().detach().copy_(values_.shards.at(shard.name).shard);
       seams::bump_version(shard.flat->shard());
-      model_.page_out();
+      for (const state::KeyedModel& keyed : models_) keyed.model.page_out();
     }
     for (auto& [name, value] : unsharded_) {
       if (loaded.count(name) > 0) value.copy_(values_.unsharded.at(name));
@@ -111,7 +108,7 @@ class LocalModelLoader final : public state::Loader {
     }
   }
 
-  ShardedModule& model_;
+  state::KeyedModels models_;
   const LocalStateDict& values_;
   std::vector<state::FlatShard> shards_;
   state::NamedTensors unsharded_;
@@ -119,24 +116,39 @@ class LocalModelLoader final : public state::Loader {
 
 }  // namespace
 
-LocalStateDict local_state_dict(const ShardedModule& model, const torch::nn::Module& module,
-                                const ShardedStateOptions& options) {
+namespace state {
+
+LocalStateDict local_values(const KeyedModels& models, const NamedTensors& unsharded,
+                            const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   LocalStateDict values;
-  for (const state::FlatShard& shard : state::flat_shards(model)) {
-    values.shards[shard.name] = {shard.layout, state::offloaded(shard.flat->shard().detach(), options.offload_to_cpu)};
+  for (const FlatShard& shard : flat_shards(models)) {
+    values.shards[shard.name] = {shard.layout, offloaded(shard.flat->shard().detach(), options.offload_to_cpu)};
   }
-  for (const auto& [name, value] : state::unsharded_tensors(model, module)) {
-    values.unsharded[name] = state::offloaded(value.detach(), options.offload_to_cpu);
+  for (const auto& [name, value] : unsharded) {
+    values.unsharded[name] = offloaded(value.detach(), options.offload_to_cpu);
   }
   return values;
+}
+
+std::unique_ptr<Loader> local_loader(const KeyedModels& models, const NamedTensors& unsharded,
+                                     const LocalStateDict& values) {
+  return std::make_unique<LocalModelLoader>(models, unsharded, values);
+}
+
+}  // namespace state
+
+LocalStateDict local_state_dict(const ShardedModule& model, const torch::nn::Module& module,
+                                const ShardedStateOptions& options) {
+  return state::local_values({{model}}, state::unsharded_tensors(model, module), options);
 }
 
 LoadReport load_local_state_dict(ShardedModule& model, torch::nn::Module& module, const LocalStateDict& values,
                                  bool strict) {
   const std::string what = "load_local_state_dict";
-  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, strict,
-                              [&] { return std::make_unique<LocalModelLoader>(model, module, values); });
+  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, strict, [&] {
+    return state::local_loader({{model}}, state::unsharded_tensors(model, module), values);
+  });
 }
 
 }  // namespace fsdp

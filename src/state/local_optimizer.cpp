@@ -8,10 +8,10 @@
 
 #include "engine/engine.h"
 #include "fsdp/state_dict.h"
-#include "state/flat_shards.h"
 #include "state/held_leaves.h"
 #include "state/host_copy.h"
 #include "state/load_together.h"
+#include "state/local_state.h"
 #include "state/refusal.h"
 #include "state/tensor_source.h"
 
@@ -19,9 +19,13 @@ namespace fsdp {
 
 namespace {
 
-std::map<const at::TensorImpl*, std::string> leaf_names(const ShardedModule& model) {
+std::map<const at::TensorImpl*, std::string> leaf_names(const state::KeyedModels& models) {
   std::map<const at::TensorImpl*, std::string> names;
-  for (const auto& [name, leaf] : model.named_parameters()) names[leaf.unsafeGetTensorImpl()] = name;
+  for (const state::KeyedModel& keyed : models) {
+    for (const auto& [name, leaf] : keyed.model.named_parameters()) {
+      names[leaf.unsafeGetTensorImpl()] = keyed.prefix + name;
+    }
+  }
   return names;
 }
 
@@ -31,16 +35,14 @@ const std::string& name_of(const std::map<const at::TensorImpl*, std::string>& n
   return found->second;
 }
 
-std::map<std::string, FlatShardLayout> layouts_of(const ShardedModule& model) {
-  std::map<std::string, FlatShardLayout> layouts;
-  for (const state::FlatShard& shard : state::flat_shards(model)) layouts[shard.name] = shard.layout;
-  return layouts;
-}
-
 class LocalOptimizerLoader final : public state::Loader {
  public:
-  LocalOptimizerLoader(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state)
-      : model_(model), optimizer_(optimizer), state_(state), names_(leaf_names(model)), groups_(optimizer.groups()) {}
+  LocalOptimizerLoader(const state::KeyedModels& models, OptimizerState& optimizer, const LocalOptimizerState& state)
+      : models_(models),
+        optimizer_(optimizer),
+        state_(state),
+        names_(leaf_names(models)),
+        groups_(optimizer.groups()) {}
 
   LoadReport match() override {
     LoadReport report;
@@ -72,7 +74,11 @@ class LocalOptimizerLoader final : public state::Loader {
  private:
   // Compares the layouts of flat shards. If a layout differs, no leaf of the shard fits.
   void match_layouts(LoadReport& report) {
-    for (const state::FlatShard& shard : state::flat_shards(model_)) {
+    for (const state::KeyedModel& keyed : models_) match_layouts(keyed, report);
+  }
+
+  void match_layouts(const state::KeyedModel& keyed, LoadReport& report) {
+    for (const state::FlatShard& shard : state::flat_shards({keyed})) {
       const auto given = state_.layouts.find(shard.name);
       std::optional<Mismatch> differs;
       if (given == state_.layouts.end()) {
@@ -83,7 +89,7 @@ class LocalOptimizerLoader final : public state::Loader {
       if (!differs) continue;
       report.mismatched.push_back(*differs);
       misfits_.insert(shard.name);
-      misfits_.insert(shard.layout.fqns.begin(), shard.layout.fqns.end());
+      for (const std::string& fqn : shard.layout.fqns) misfits_.insert(keyed.prefix + fqn);
     }
   }
 
@@ -142,7 +148,7 @@ class LocalOptimizerLoader final : public state::Loader {
     return copy;
   }
 
-  ShardedModule& model_;
+  state::KeyedModels models_;
   OptimizerState& optimizer_;
   const LocalOptimizerState& state_;
   std::map<const at::TensorImpl*, std::string> names_;
@@ -154,12 +160,14 @@ class LocalOptimizerLoader final : public state::Loader {
 
 }  // namespace
 
-LocalOptimizerState local_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
-                                          const ShardedStateOptions& options) {
+namespace state {
+
+LocalOptimizerState local_optimizer(const KeyedModels& models, const OptimizerState& optimizer,
+                                    const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto names = leaf_names(model);
+  const auto names = leaf_names(models);
   LocalOptimizerState state;
-  state.layouts = layouts_of(model);
+  for (const FlatShard& shard : flat_shards(models)) state.layouts[shard.name] = shard.layout;
   for (const std::vector<at::Tensor>& leaves : optimizer.groups()) {
     ParameterGroup group{{}, optimizer.options(state.groups.size())};
     for (const at::Tensor& leaf : leaves) {
@@ -170,7 +178,7 @@ LocalOptimizerState local_optimizer_state(const ShardedModule& model, const Opti
       LeafState& of_leaf = state.state[name];
       of_leaf.scalars = kept->scalars;
       for (const auto& [key, tensor] : kept->tensors) {
-        of_leaf.tensors[key] = state::offloaded(tensor.detach(), options.offload_to_cpu);
+        of_leaf.tensors[key] = offloaded(tensor.detach(), options.offload_to_cpu);
       }
     }
     state.groups.push_back(std::move(group));
@@ -178,11 +186,23 @@ LocalOptimizerState local_optimizer_state(const ShardedModule& model, const Opti
   return state;
 }
 
+std::unique_ptr<Loader> local_optimizer_loader(const KeyedModels& models, OptimizerState& optimizer,
+                                               const LocalOptimizerState& state) {
+  return std::make_unique<LocalOptimizerLoader>(models, optimizer, state);
+}
+
+}  // namespace state
+
+LocalOptimizerState local_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
+                                          const ShardedStateOptions& options) {
+  return state::local_optimizer({{model}}, optimizer, options);
+}
+
 LoadReport load_local_optimizer_state(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state,
                                       bool strict) {
   const std::string what = "load_local_optimizer_state";
   return state::load_together(state::exchange_over(model.engine().mesh(), what), what, strict,
-                              [&] { return std::make_unique<LocalOptimizerLoader>(model, optimizer, state); });
+                              [&] { return state::local_optimizer_loader({{model}}, optimizer, state); });
 }
 
 }  // namespace fsdp

@@ -14,6 +14,7 @@
 #include "state/held_leaves.h"
 #include "state/host_copy.h"
 #include "state/load_together.h"
+#include "state/local_state.h"
 #include "state/memory_order.h"
 #include "state/memory_sources.h"
 #include "state/merged_groups.h"
@@ -47,6 +48,28 @@ c10::Device device_of(const state::ModelParts& parts) { return parts.front().mod
 std::vector<HeldPart> held_by(const PipelinedModel& model) {
   return state::with_aliases(state::held_parts(parts_of(model)), model.aliases);
 }
+
+// ---------------------------------------------------------------- local state dicts
+
+std::string key_prefix(const CheckpointedStage& stage) { return c10::str("stage_", stage.index, "/"); }
+
+state::KeyedModels keyed_models(const PipelinedModel& model) {
+  state::KeyedModels models;
+  for (const CheckpointedStage& stage : model.stages) models.push_back({stage.model, key_prefix(stage)});
+  return models;
+}
+
+state::NamedTensors keyed_unsharded(const PipelinedModel& model) {
+  state::NamedTensors tensors;
+  for (const CheckpointedStage& stage : model.stages) {
+    for (const auto& [name, value] : state::unsharded_tensors(stage.model, stage.module)) {
+      tensors.emplace_back(key_prefix(stage) + name, value);
+    }
+  }
+  return tensors;
+}
+
+// ---------------------------------------------------------------- stages
 
 // The stages of a rank, and which of them save a tied parameter.
 class SavingStages {
@@ -188,31 +211,31 @@ state::SavedOptimizer received_optimizer(const PipelinedModel& model, const std:
   return saved;
 }
 
+// `make`: the loader of this rank's stages.
+LoadReport load_stages(const PipelinedModel& model, const std::string& what, bool strict,
+                       const std::function<std::unique_ptr<state::Loader>()>& make) {
+  return state::load_together(state::exchange_in(*model.mesh.world(), what), what, strict, make,
+                              state::stages_text(parts_of(model)));
+}
+
 LoadReport load_model(const PipelinedModel& model, const std::string& what, const state::TensorSource& source,
                       const Rename& rename, bool strict) {
   const state::ModelParts parts = parts_of(model);
   std::vector<ShardedModule*> models;
   for (const ModelPart& part : parts) models.push_back(&part.model);
-  return state::load_together(
-      state::exchange_in(*model.mesh.world(), what), what, strict,
-      [&] {
-        return std::make_unique<state::ModelLoader>(models, state::unsharded_tensors(parts), source, rename,
-                                                    std::vector<SplitTensor>{}, model.aliases);
-      },
-      state::stages_text(parts));
+  return load_stages(model, what, strict, [&] {
+    return std::make_unique<state::ModelLoader>(models, state::unsharded_tensors(parts), source, rename,
+                                                std::vector<SplitTensor>{}, model.aliases);
+  });
 }
 
 LoadReport load_optimizer(const PipelinedModel& model, const std::string& what, OptimizerState& optimizer,
                           const state::SavedOptimizer& saved, const Rename& rename, bool strict,
                           bool with_options = true) {
-  const state::ModelParts parts = parts_of(model);
-  return state::load_together(
-      state::exchange_in(*model.mesh.world(), what), what, strict,
-      [&] {
-        return std::make_unique<state::OptimizerLoader>(held_by(model), model.mesh.where(), optimizer, saved, rename,
-                                                        with_options);
-      },
-      state::stages_text(parts));
+  return load_stages(model, what, strict, [&] {
+    return std::make_unique<state::OptimizerLoader>(held_by(model), model.mesh.where(), optimizer, saved, rename,
+                                                    with_options);
+  });
 }
 
 // ---------------------------------------------------------------- gathering an optimizer's state
@@ -359,6 +382,28 @@ LoadReport load_sharded_optimizer_state(const PipelinedModel& model, OptimizerSt
   const at::NoGradGuard no_grad;
   return load_optimizer(model, "load_sharded_optimizer_state", optimizer, state::saved_from(state), options.rename,
                         options.strict, options.optimizer_options);
+}
+
+// ---------------------------------------------------------------- local
+
+LocalStateDict local_state_dict(const PipelinedModel& model, const ShardedStateOptions& options) {
+  return state::local_values(keyed_models(model), keyed_unsharded(model), options);
+}
+
+LoadReport load_local_state_dict(const PipelinedModel& model, const LocalStateDict& values, bool strict) {
+  return load_stages(model, "load_local_state_dict", strict,
+                     [&] { return state::local_loader(keyed_models(model), keyed_unsharded(model), values); });
+}
+
+LocalOptimizerState local_optimizer_state(const PipelinedModel& model, const OptimizerState& optimizer,
+                                          const ShardedStateOptions& options) {
+  return state::local_optimizer(keyed_models(model), optimizer, options);
+}
+
+LoadReport load_local_optimizer_state(const PipelinedModel& model, OptimizerState& optimizer,
+                                      const LocalOptimizerState& state, bool strict) {
+  return load_stages(model, "load_local_optimizer_state", strict,
+                     [&] { return state::local_optimizer_loader(keyed_models(model), optimizer, state); });
 }
 
 }  // namespace fsdp

@@ -8,9 +8,11 @@ those of the undisturbed run, to the bit.
 """
 
 import argparse
+import collections
 import contextlib
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -53,27 +55,39 @@ def wait_for_the_dead(pids):
             time.sleep(0.01)
 
 
-def run_chaos(program, folder, rounds, seed, steps_per_round=12):
-    """Returns how often each kind of end was brought about, for the log."""
-    draw = random.Random(seed)
-    model = write_model(Path(folder) / "model")
-    config = {"max_steps": max(12, rounds * steps_per_round), "save_steps": 3}
-    want = Job(program, model, Path(folder) / "undisturbed", **{**config, "save_steps": None}).finish(ranks=RANKS)
-    job = Job(program, model, Path(folder) / "disturbed", **config)
-    ends = {}
-    for _ in range(rounds):
+def disturbed_rounds(job, draw, rounds):
+    """Runs the job until it has been ended that often, or is done; returns the ends."""
+    ends = []
+    while len(ends) < rounds:
         overrides = [f"async_save={draw.choice(['true', 'false'])}", f"save_total_limit={draw.randint(1, 3)}"]
         process = job.start(ranks=RANKS, overrides=overrides)
         time.sleep(draw.uniform(0.2, 1.2))
-        how = disturb(process, draw) if process.poll() is None else "finished"
-        if how == "finished":
-            process.communicate()
-        ends[how] = ends.get(how, 0) + 1
-    metrics, weights = job.finish(ranks=RANKS)
-    assert metrics == want[0], "the losses differ"
-    assert weights == want[1], "the weights differ"
-    assert job.leftovers() == [], job.leftovers()
+        if process.poll() is not None:
+            out, err = process.communicate()
+            assert process.returncode == 0, out + err
+            break
+        ends.append(disturb(process, draw))
     return ends
+
+
+def run_chaos(program, folder, rounds, seed, steps_per_round=12):
+    """Returns how often each kind of end was brought about, for the log. A job that is done before it has been ended
+    often enough is compared, too, and another one begins: each round is an end."""
+    draw = random.Random(seed)
+    folder = Path(folder)
+    model = write_model(folder / "model")
+    config = {"max_steps": max(12, rounds * steps_per_round), "save_steps": 3}
+    want = Job(program, model, folder / "undisturbed", **{**config, "save_steps": None}).finish(ranks=RANKS)
+    ends = []
+    while len(ends) < rounds:
+        job = Job(program, model, folder / f"disturbed-{len(ends)}", **config)
+        ends += disturbed_rounds(job, draw, rounds - len(ends))
+        metrics, weights = job.finish(ranks=RANKS)
+        assert metrics == want[0], "the losses differ"
+        assert weights == want[1], "the weights differ"
+        assert job.leftovers() == [], job.leftovers()
+        shutil.rmtree(job.folder)
+    return dict(collections.Counter(ends))
 
 
 def main():
