@@ -2,8 +2,8 @@
 // start it once for each rank with the environment of torchrun. PyTorch's side is torch_pipeline.py.
 // Usage: pipeline_bench SCHEDULE STAGES_PER_RANK DATA_PARALLEL MICRO_BATCHES BLOCKS WIDTH ROWS STEPS
 // SCHEDULE "plain": the whole model in LibTorch, without this library, accumulating the same micro-batches.
-// Each rank prints JSON: the losses that it has, the seconds of each step, the mean bubble, and the mean seconds of a
-// forward and of a backward pass.
+// Each rank prints JSON: the losses that it has, the seconds of each step, the mean bubble, and the mean seconds of
+// passes of each kind, 0 if the schedule has none.
 #include <torch/optim/sgd.h>
 
 #include <chrono>
@@ -139,7 +139,9 @@ int run(const Setting& setting) {
                               {"seconds", seconds},
                               {"bubble", bubble},
                               {"forward", mean_seconds(passes, PipelineActionKind::kForward)},
-                              {"backward", mean_seconds(passes, PipelineActionKind::kBackward)}};
+                              {"backward", mean_seconds(passes, PipelineActionKind::kBackward)},
+                              {"input_gradient", mean_seconds(passes, PipelineActionKind::kInputGradient)},
+                              {"weight_gradient", mean_seconds(passes, PipelineActionKind::kWeightGradient)}};
   std::printf("%s\n", result.dump().c_str());
   return 0;
 }

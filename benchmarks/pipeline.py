@@ -16,6 +16,7 @@ import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PORT = 29655
+KINDS = ("forward", "backward", "input_gradient", "weight_gradient")
 
 
 def run(command, count, variables=None):
@@ -32,10 +33,13 @@ def variants_of(build, schedule, stages_per_rank):
 
 
 def simulated_bubble(build, schedule, stages_per_rank, micro_batches, results):
-    """With the mean costs of this run; a backward pass is I and W together."""
-    forward, backward = (statistics.mean(result[kind] for result in results) for kind in ("forward", "backward"))
+    """With the mean costs of this run."""
+    mean = {kind: statistics.mean(result[kind] for result in results) for kind in KINDS}
+    if mean["input_gradient"] == 0:  # a backward pass is I and W together
+        mean["input_gradient"] = mean["weight_gradient"] = mean["backward"] / 2
+    costs = ",".join(str(mean[kind]) for kind in ("forward", "input_gradient", "weight_gradient"))
     words = [build / "fsdp", "schedule", schedule, "--ranks", 2, "--stages-per-rank", stages_per_rank]
-    words += ["--micro-batches", micro_batches, "--costs", f"{forward},{backward / 2},{backward / 2}"]
+    words += ["--micro-batches", micro_batches, "--costs", costs]
     text = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True).stdout
     return float(re.search(r"bubble ([\d.]+) %", text)[1]) / 100
 

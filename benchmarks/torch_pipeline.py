@@ -12,14 +12,21 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, ScheduleZBVZeroBubble, get_schedule_class
 
 from torch_chain import make_chain, numbers
 
 
-def make_stages(mesh, ranks, stages_per_rank, blocks, width):
+def stages_of(rank, ranks, stages_per_rank, schedule_class):
+    """In turns, or in a V: the first and the last stage on rank 0."""
+    if schedule_class is ScheduleZBVZeroBubble:
+        return [rank, 2 * ranks - 1 - rank]
+    return range(rank, ranks * stages_per_rank, ranks)
+
+
+def make_stages(mesh, ranks, stages_per_rank, blocks, width, schedule_class):
     count = ranks * stages_per_rank
-    for index in range(mesh["pp"].get_local_rank(), count, ranks):
+    for index in stages_of(mesh["pp"].get_local_rank(), ranks, stages_per_rank, schedule_class):
         chain = make_chain(width, blocks * index // count, blocks * (index + 1) // count)
         if mesh["dp"].size() > 1:
             for block in chain:
@@ -33,8 +40,8 @@ def main(name, stages_per_rank, data_parallel, micro_batches, blocks, width, row
     dist.init_process_group("gloo")
     ranks = dist.get_world_size() // data_parallel
     mesh = init_device_mesh("cpu", (ranks, data_parallel), mesh_dim_names=("pp", "dp"))
-    stages = list(make_stages(mesh, ranks, stages_per_rank, blocks, width))
     schedule_class = get_schedule_class(name)
+    stages = list(make_stages(mesh, ranks, stages_per_rank, blocks, width, schedule_class))
     schedule = schedule_class(
         stages[0] if issubclass(schedule_class, PipelineScheduleSingle) else stages,
         micro_batches,

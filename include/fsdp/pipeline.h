@@ -21,8 +21,9 @@
 // as everywhere, by default once, in the last backward pass of each stage.
 //
 // Passes for weight gradients alone (I and W of the zero-bubble schedules). What is left for W are the products of
-// linear, addmm and mm with weights that are leaves; all other gradients are computed in I, after which the graph is
-// freed. Of each product its two factors are kept until W, which needs no gathered parameters.
+// linear, addmm, mm and matmul with weights that are leaves, or with their transposes, as in torch::nn::Linear; all
+// other gradients are computed in I, after which the graph is freed. Of each product its two factors are kept until W,
+// which needs no gathered parameters.
 //
 // Memory. A stage whose units stay gathered after forward (SHARD_GRAD_OP, as the paper advises) gathers them once in a
 // step, and holds its parameters and the sum of their gradients unsharded meanwhile. With FULL_SHARD, each pass gathers

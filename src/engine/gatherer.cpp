@@ -114,6 +114,7 @@ void Gatherer::make_room_for(Unit& unit, std::optional<Pass> pass) {
 }
 
 void Gatherer::prefetch() {
+  if (in_backward() && !backward_needs_units_) return;
   const OverlapOptions& overlap = context_.options.overlap;
   const bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
   const ScheduledUnit* visited = residency_.visited();  // null when a backward begins

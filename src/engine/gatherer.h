@@ -15,7 +15,7 @@ namespace fsdp::engine {
 
 // schedule::Residency decides what to gather ahead and what to release; the Gatherer acts.
 //
-// Threads: safe, except that the test mode and may_alias change while no unit is in use.
+// Threads: safe, except that the test mode, may_alias and backward_needs_units change while no unit is in use.
 class Gatherer {
  public:
   Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, base::TraceRecorder& trace);
@@ -33,6 +33,9 @@ class Gatherer {
   void end_pass(Pass pass);
   // Issues gathers of units that are expected after the unit that was used last.
   void prefetch();
+  // false: the next backward passes need no unit, as those that only multiply gradients of weights. They gather nothing
+  // ahead; a unit that one uses all the same is gathered then. Must be the same on all ranks.
+  void set_backward_needs_units(bool needs) { backward_needs_units_ = needs; }
   // Replaces units that no longer exist.
   void replace(const Successor& successor) { residency_.replace(successor); }
 
@@ -111,6 +114,7 @@ class Gatherer {
   base::TraceRecorder& trace_;
   schedule::Residency residency_;
   std::atomic<bool> may_alias_{true};
+  std::atomic<bool> backward_needs_units_{true};
   bool strict_ = false;
   std::vector<Unit*> left_by_backward_;  // gathered, and not used since
   std::atomic<int64_t> all_gathers_{0};

@@ -1,6 +1,7 @@
 // Tests that stages train as one process does, with every schedule; their gathers, graphs and messages.
 #include "fsdp/pipeline.h"
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <optional>
@@ -169,6 +170,58 @@ TEST(Pipelines, KeepAsManyGraphsAsTheScheduleSays) {
       EXPECT_LT(bubble, 1);
       EXPECT_THAT(stages.mesh().group("pp")->all_gather_bytes(std::to_string(bubble), {"bubble", 0, Pass::kUser}),
                   Each(std::to_string(bubble)));
+    });
+  }
+}
+
+// The largest number of bytes of some tensors that were alive when another one was made.
+class AliveBytes {
+ public:
+  void add(const at::Tensor& made) {
+    made_.emplace_back(made.storage().getWeakStorageImpl());
+    size_t alive = 0;
+    for (const auto& storage : made_) {
+      if (const auto locked = storage.lock()) alive += locked->nbytes();
+    }
+    peak_ = std::max(peak_, alive);
+  }
+  size_t peak() const { return peak_; }
+
+ private:
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
+  size_t peak_ = 0;
+};
+
+struct HeldActivations {
+  const char* schedule;
+  std::vector<size_t> graphs;   // of how many micro-batches rank 0 and rank 1 hold at most what a graph has saved
+  std::vector<size_t> factors;  // and the inputs of products, which a pass for gradients of weights needs
+};
+
+TEST(Pipelines, HoldActivationsAsLongAsTheScheduleSays) {
+  constexpr int kMicroBatches = 6;
+  constexpr size_t kBytes = 5 * 3 * sizeof(float);  // of one activation
+  for (const HeldActivations& held : {HeldActivations{"GPipe", {6, 6}, {6, 6}}, HeldActivations{"1F1B", {2, 1}, {2, 1}},
+                                      HeldActivations{"InterleavedZeroBubble", {2, 1}, {2, 2}}}) {
+    run_ranks(2, [&](Ranks world) {
+      std::optional<TwoStages> stages;
+      AliveBytes graphs, factors;
+      const auto forward = [&](const at::Tensor& x) {
+        const at::Tensor input = x + 1;
+        factors.add(input);
+        const at::Tensor saved = torch::tanh(stages->linear->forward(input));
+        graphs.add(saved);
+        return saved * saved;
+      };
+      using Tensors = std::vector<at::Tensor>;
+      stages.emplace(
+          world, held.schedule, kMicroBatches,
+          [&](const Tensors&, int) -> Tensors { return {forward(torch::ones({5, 3}))}; },
+          [&](const Tensors& inputs, int) -> Tensors { return {forward(inputs.at(0)).sum()}; });
+      stages->pipeline->step();
+      const auto rank = static_cast<size_t>(world->rank());
+      EXPECT_EQ(graphs.peak(), held.graphs[rank] * kBytes) << held.schedule << ", rank " << rank;
+      EXPECT_EQ(factors.peak(), held.factors[rank] * kBytes) << held.schedule << ", rank " << rank;
     });
   }
 }

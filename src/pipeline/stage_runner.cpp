@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/finally.h"
 #include "engine/engine.h"
 #include "torch_seams/graph_roots.h"
 
@@ -143,6 +144,9 @@ void StageRunner::weight_gradients(int micro_batch, const BackwardOptions& optio
               " has had no pass for the gradients of its inputs");
   const std::shared_ptr<WeightGradients> weights = found->second;
   weights_.erase(found);
+  engine::Gatherer& gatherer = sharded().engine().gatherer();
+  gatherer.set_backward_needs_units(false);
+  const base::Finally reset([&gatherer] { gatherer.set_backward_needs_units(true); });
   sharded().with_backward_options(options, [&] {
     if (weights->size() > 0) {
       weights->accumulate();

@@ -30,6 +30,13 @@ struct Call {
   bool weight_is_transposed;       // [outputs, inputs], as that of linear
 };
 
+// A product with `factor`, which is the weight or its transpose. torch::nn::Linear multiplies by the transpose.
+Call product_of(const at::Tensor& input, const at::Tensor& factor, const at::Tensor& bias, bool factor_is_transposed) {
+  const at::Tensor leaf = factor.defined() ? seams::transposed_leaf(factor) : at::Tensor();
+  return leaf.defined() ? Call{input, leaf, bias, !factor_is_transposed}
+                        : Call{input, factor, bias, factor_is_transposed};
+}
+
 // Returns the operator's arguments, or nothing if it is none of these operators.
 std::optional<Call> call_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::string& name = op.schema().name();
@@ -38,14 +45,11 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, const torch::jit::Sta
   const auto tensor = [&](size_t index) {
     return argument(index).isTensor() ? argument(index).toTensor() : at::Tensor();
   };
-  if (name == "aten::linear") {
-    const at::Tensor leaf = tensor(1).defined() ? seams::transposed_leaf(tensor(1)) : at::Tensor();
-    return leaf.defined() ? Call{tensor(0), leaf, tensor(2), false} : Call{tensor(0), tensor(1), tensor(2), true};
-  }
   if (!op.schema().overload_name().empty()) return {};
-  if (name == "aten::mm") return Call{tensor(0), tensor(1), {}, false};
+  if (name == "aten::linear") return product_of(tensor(0), tensor(1), tensor(2), true);
+  if (name == "aten::mm" || name == "aten::matmul") return product_of(tensor(0), tensor(1), {}, false);
   if (name == "aten::addmm" && argument(3).toScalar().equal(1) && argument(4).toScalar().equal(1)) {
-    return Call{tensor(1), tensor(2), tensor(0), false};
+    return product_of(tensor(1), tensor(2), tensor(0), false);
   }
   return {};
 }

@@ -15,11 +15,11 @@ namespace fsdp::pipeline {
 
 // The matrix products of one micro-batch that are left for its pass for weight gradients.
 //
-// While operators are recorded through it, a product of an input with a weight (linear, addmm, mm) gets a node of its
-// own in the graph. In backward, the node computes the gradient of the input and keeps both factors of the gradient of
-// the weight: the input, and the gradient of the output. The graph is then done with, and the weight need not be
-// gathered any more. All other operators, and weights that are no leaves, are recorded as ever, and their gradients
-// computed in backward.
+// While operators are recorded through it, a product of an input with a weight, or with its transpose (linear, addmm,
+// mm, matmul), gets a node of its own in the graph. In backward, the node computes the gradient of the input and keeps
+// both factors of the gradient of the weight: the input, and the gradient of the output. The graph is then done with,
+// and the weight need not be gathered any more. All other operators, and weights that are no leaves, are recorded as
+// ever, and their gradients computed in backward.
 //
 // Results are equal to those of an ordinary backward to the bit: the same products of the same operands, added up in
 // the same order. (Except for a weight that several recomputed parts of a micro-batch use: backward adds up the

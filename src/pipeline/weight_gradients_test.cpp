@@ -16,6 +16,7 @@ namespace {
 
 using testing::error_of;
 using ::testing::HasSubstr;
+namespace functional = torch::nn::functional;  // of torch::nn::Linear: addmm or matmul by a transposed weight
 
 torch::Tensor values(at::IntArrayRef sizes, double phase) {
   return torch::sin(torch::arange(c10::multiply_integers(sizes)) * (0.37 + phase)).view(sizes);
@@ -50,7 +51,16 @@ std::vector<Case> cases() {
       {"linear_by_a_part", [](Leaves& l) { return torch::linear(l.input, l.weight.slice(0, 2, 5)); }, 0},
       {"linear_by_a_transposed_part", [](Leaves& l) { return torch::linear(l.input, l.weight.slice(1, 2, 5).t()); }, 0},
       {"addmm", [](Leaves& l) { return torch::addmm(l.bias, rows(l.input), l.weight); }, 1},
+      {"addmm_by_a_transposed_weight", [](Leaves& l) { return torch::addmm(l.bias, rows(l.input), l.weight.t()); }, 1},
       {"mm", [](Leaves& l) { return torch::mm(rows(l.input), l.weight); }, 1},
+      {"mm_by_a_transposed_weight", [](Leaves& l) { return torch::mm(rows(l.input), l.weight.t()); }, 1},
+      {"matmul", [](Leaves& l) { return torch::matmul(l.input, l.weight); }, 1},
+      {"matmul_by_a_transposed_weight", [](Leaves& l) { return torch::matmul(l.input, l.weight.t()); }, 1},
+      {"matmul_of_matrices", [](Leaves& l) { return torch::matmul(rows(l.input), l.weight); }, 1},
+      {"matmul_of_a_vector", [](Leaves& l) { return torch::matmul(l.input[0][0], l.weight); }, 0},
+      {"matmul_without_a_weight", [](Leaves& l) { return torch::matmul(l.input, l.input.transpose(1, 2)); }, 0},
+      {"functional_linear", [](Leaves& l) { return functional::linear(l.input, l.weight, l.bias); }, 1},
+      {"functional_linear_of_matrix", [](Leaves& l) { return functional::linear(rows(l.input), l.weight, l.bias); }, 1},
       {"layers",
        [](Leaves& l) { return torch::linear(torch::tanh(torch::linear(l.input, l.weight, l.bias)), l.other); }, 2},
       {"one_weight_three_times",
