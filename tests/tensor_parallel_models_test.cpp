@@ -188,13 +188,21 @@ TEST_P(SplitModels, TrainInStagesAsInOneProcess) {
 TEST_P(SplitModels, GiveAllLogits) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor ids = batch_of(0, 0, 0).input_ids;
-  const torch::Tensor expected = make(GetParam(), /*tied=*/true)->forward(ids).logits;
+  const int64_t end = ids[0][1].item<int64_t>();  // of a document
+  const auto alone = make(GetParam(), /*tied=*/true);
+  const torch::Tensor expected = alone->forward(ids).logits;
+  alone->attend_by_document({end});
+  const torch::Tensor by_document = alone->forward(ids).logits;
+  EXPECT_FALSE(by_document.allclose(expected, 1e-6, 1e-6));
   run_ranks(2, [&](Ranks world) {
     DeviceMesh mesh = DeviceMesh::make(world, {{"tp", 2}});
     for (const Parts& parts : {Parts{false, false}, {true, false}, {true, true}}) {
       const auto model = make(GetParam(), /*tied=*/true);
       const auto sharded = fully_shard(*model, split(mesh, *model, parts));
-      EXPECT_TRUE(model->forward(ids).logits.allclose(expected, 1e-12, 1e-12)) << parts.classes << parts.positions;
+      const std::string what = c10::str(parts.classes, parts.positions);
+      EXPECT_TRUE(model->forward(ids).logits.allclose(expected, 1e-12, 1e-12)) << what;
+      model->attend_by_document({end});
+      EXPECT_TRUE(model->forward(ids).logits.allclose(by_document, 1e-12, 1e-12)) << what << ", by document";
     }
   });
 }

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace fsdp::models {
@@ -84,6 +85,43 @@ at::Tensor in_blocks(const at::Tensor& query, const at::Tensor& key, const at::T
   return parts.size() == 1 ? parts.front() : at::cat(parts, 2);
 }
 
+// causal_attention of whole sequences, [batch, heads, sequence, head_dim].
+at::Tensor of_sequences(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const AttentionOptions& options) {
+  const int64_t sequence = query.size(2), window = attended_keys(sequence, options.window);
+  if (window == sequence && !options.softcap) {
+    return fused(query, key, value, std::nullopt, /*is_causal=*/true, options);
+  }
+  return in_blocks(query, key, value, window, options);
+}
+
+// The documents of one sequence. Splits, whose gradients are put together once, and not slices, each of which would
+// add one of the whole sequence.
+at::Tensor of_documents(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const std::vector<int64_t>& lengths, const AttentionOptions& options) {
+  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == query.size(2),
+              "causal_attention: the documents do not make up a sequence of ", query.size(2), " tokens");
+  const auto queries = query.split_with_sizes(lengths, 2), keys = key.split_with_sizes(lengths, 2);
+  const auto values = value.split_with_sizes(lengths, 2);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    parts.push_back(of_sequences(queries[i], keys[i], values[i], options));
+  }
+  return at::cat(parts, 2);
+}
+
+at::Tensor by_document(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const Documents& documents, const AttentionOptions& options) {
+  TORCH_CHECK(static_cast<int64_t>(documents.lengths().size()) == query.size(0), "causal_attention: documents of ",
+              documents.lengths().size(), " sequences, but a batch of ", query.size(0));
+  const auto queries = query.split(1), keys = key.split(1), values = value.split(1);
+  std::vector<at::Tensor> sequences;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    sequences.push_back(of_documents(queries[i], keys[i], values[i], documents.lengths()[i], options));
+  }
+  return at::cat(sequences, 0);
+}
+
 // Calls attend(cast), where cast(x) has the dtype to compute in, and returns its result in the shape and dtype of all
 // functions here.
 template <typename Attend>
@@ -104,17 +142,13 @@ int64_t attended_keys(int64_t sequence, std::optional<int64_t> window) {
 }
 
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const AttentionOptions& options) {
+                            const AttentionOptions& options, const Documents& documents) {
   // LibTorch's flash attention on CPUs multiplies masked products, which are -inf, by the scale.
   TORCH_CHECK(options.scale.value_or(1.0) > 0, "causal_attention: the scale is ", *options.scale,
               "; it must be greater than 0");
-  const int64_t sequence = query.size(2), window = attended_keys(sequence, options.window);
   return rounded_once(value, options, [&](const auto& cast) {
     const at::Tensor q = cast(query), k = cast(key), v = cast(value);
-    if (window == sequence && !options.softcap) {
-      return fused(q, k, v, std::nullopt, /*is_causal=*/true, options);
-    }
-    return in_blocks(q, k, v, window, options);
+    return documents.are_sequences() ? of_sequences(q, k, v, options) : by_document(q, k, v, documents, options);
   });
 }
 

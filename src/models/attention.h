@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "models/documents.h"
+
 namespace fsdp::models {
 
 // [batch, sequence, heads * head_dim] -> [batch, heads, sequence, head_dim], a view.
@@ -28,8 +30,10 @@ struct AttentionOptions {
 //
 // With a window shorter than the sequence, queries are processed in blocks, each with the keys that it can reach, so
 // that time and memory grow with sequence * window. With a softcap, blocks of queries leave out the keys after them.
+// `documents`: a position attends to those of its document only. Each is computed by itself, so that time and memory
+// grow with the sum of the squares of their lengths.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const AttentionOptions& options);
+                            const AttentionOptions& options, const Documents& documents = {});
 
 // Returns the number of keys that each query of a sequence counts for, masked or not: the length of the sequence, or of
 // the window if that is shorter.

@@ -115,6 +115,48 @@ TEST(CausalAttention, GroupsOfQueryHeadsShareAKey) {
   }
 }
 
+// Attention of the definition in which a key of another document is hidden.
+torch::Tensor naive_by_document(const Inputs& inputs, const Documents& documents, const AttentionOptions& options) {
+  std::vector<torch::Tensor> sequences;
+  for (size_t i = 0; i < documents.lengths().size(); ++i) {
+    std::vector<torch::Tensor> parts;
+    int64_t begin = 0;
+    for (const int64_t length : documents.lengths()[i]) {
+      const auto part = [&](const torch::Tensor& x) {
+        return x.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(i) + 1).slice(2, begin, begin + length);
+      };
+      parts.push_back(naive({part(inputs.query), part(inputs.key), part(inputs.value)}, options));
+      begin += length;
+    }
+    sequences.push_back(torch::cat(parts, 1));
+  }
+  return torch::cat(sequences, 0);
+}
+
+TEST(CausalAttention, DoesNotReachBeyondADocument) {
+  const Inputs inputs = make_inputs({.sequence = 150, .heads = 4, .shared_heads = 2});
+  for (const std::vector<std::vector<int64_t>>& lengths :
+       {std::vector<std::vector<int64_t>>{{150}, {1, 149}}, {{1, 1, 140, 8}, {75, 75}}, {{3, 147}, {150}}}) {
+    const Documents documents(lengths);
+    for (const AttentionOptions& options :
+         {AttentionOptions{}, AttentionOptions{.window = 20}, AttentionOptions{.softcap = 2.0},
+          AttentionOptions{.scale = 0.3, .window = 80, .softcap = 2.0}}) {
+      const torch::Tensor output = causal_attention(inputs.query, inputs.key, inputs.value, options, documents);
+      expect_near(backward(inputs, output), backward(inputs, naive_by_document(inputs, documents, options)), 1e-13);
+    }
+  }
+}
+
+TEST(CausalAttention, RefusesDocumentsOfOtherSequences) {
+  const Inputs inputs = make_inputs({.sequence = 6});
+  const auto error = [&](std::vector<std::vector<int64_t>> lengths) {
+    const Documents documents(std::move(lengths));
+    return error_of([&] { causal_attention(inputs.query, inputs.key, inputs.value, {}, documents); });
+  };
+  EXPECT_THAT(error({{2, 4}}), HasSubstr("documents of 1 sequences, but a batch of 2"));
+  EXPECT_THAT(error({{2, 4}, {2, 3}}), HasSubstr("the documents do not make up a sequence of 6 tokens"));
+}
+
 TEST(CausalAttention, MultipliesProductsByTheScale) {
   const Inputs inputs = make_inputs({.sequence = 70, .heads = 4, .shared_heads = 2});
   for (double scale : {0.1, 1.0, 2.5}) {
@@ -194,6 +236,15 @@ TEST(CausalAttention, LeavesOutBlocksOfUnreachableKeys) {
   // Six blocks of 64 queries, and one of 16. A query of a block's end reaches 30 keys, so a block has 29 more.
   EXPECT_EQ(flops_of(400, {.window = 30, .softcap = 2.0}), pair * (64 * (64 + 5 * 93) + 16 * 45));
   EXPECT_EQ(flops_of(400, {.window = 30}), pair * (64 * (64 + 5 * 93) + 16 * 45));
+}
+
+TEST(CausalAttention, ComputesNothingBetweenDocuments) {
+  const torch::NoGradGuard no_grad;
+  const double pair = 2 * 2 * 2 * 4;
+  const Inputs inputs = make_inputs({.sequence = 400, .heads = 2, .shared_heads = 1, .batch = 1});
+  CountedFlops counted;
+  causal_attention(inputs.query, inputs.key, inputs.value, {}, Documents({{100, 250, 50}}));
+  EXPECT_EQ(counted.count(), pair * (100 * 100 + 250 * 250 + 50 * 50));
 }
 
 int64_t peak_bytes(int64_t sequence, const AttentionOptions& options) {

@@ -32,6 +32,10 @@ void CausalLM::add_vocabulary(const std::string& embedding, bool has_head,
   if (modules.contains("lm_head")) rules.push_back({"lm_head", head});
 }
 
+Documents CausalLM::documents_in(const at::Tensor& input_ids) const {
+  return document_ends_.empty() ? Documents() : Documents::ending_with(document_ends_, input_ids);
+}
+
 void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tensor& labels) {
   TORCH_CHECK(input_ids.dim() == 2, model, ": input_ids must be [batch, sequence], is of shape ", input_ids.sizes());
   TORCH_CHECK(!labels.defined() || labels.sizes() == input_ids.sizes(), model, ": labels are of shape ", labels.sizes(),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/tensor_parallel.h"
+#include "models/documents.h"
 #include "models/language_model.h"
 
 namespace fsdp::models {
@@ -18,6 +19,16 @@ class CausalLM : public LanguageModel {
   // input_ids: [batch, sequence] int64. labels: the same shape, or undefined; shifted inside (position i
   // predicts label i+1), -100 is ignored.
   virtual LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) = 0;
+
+  // From now on, forward takes each document of a sequence as if it were alone (documents.h): attention does not reach
+  // beyond it, and positions begin anew. A document ends with one of the tokens `ends`, which belongs to it and still
+  // predicts the next token, or with its sequence.
+  void attend_by_document(std::vector<int64_t> ends) { document_ends_ = std::move(ends); }
+  // The tokens with which texts end (eos_token_id of config.json); empty if the config has none.
+  const std::vector<int64_t>& end_tokens() const { return end_tokens_; }
+  void set_end_tokens(std::vector<int64_t> tokens) { end_tokens_ = std::move(tokens); }
+  // Returns the documents of this batch: without attend_by_document, the sequences.
+  Documents documents_in(const at::Tensor& input_ids) const;
 
   virtual int64_t max_sequence_length() const = 0;
   // Floating point operations of the forward and backward of one token at this sequence length, recomputation not
@@ -42,6 +53,9 @@ class CausalLM : public LanguageModel {
   // Adds the rules of the embedding and of "lm_head", as far as the stage has them. `has_head`: also if the embedding
   // is the head.
   void add_vocabulary(const std::string& embedding, bool has_head, std::vector<TensorParallelRule>& rules) const;
+
+ private:
+  std::vector<int64_t> end_tokens_, document_ends_;
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`. On the meta

@@ -156,6 +156,36 @@ TEST_P(CausalLMs, IntegerDtypesAreRefused) {
 INSTANTIATE_TEST_SUITE_P(Architectures, CausalLMs, ::testing::ValuesIn(small_models()),
                          [](const auto& info) { return info.param.name; });
 
+// Logits, and the gradients of a loss in which each token counts the same.
+TEST_P(CausalLMs, ADocumentIsComputedAsIfItWereAlone) {
+  constexpr int64_t kEnd = 30;
+  const auto model = make();
+  initialize_parameters(*model, 0.3);
+  const std::vector<int64_t> tokens{1, 2, 3, 4, 5, 6, kEnd, 7, 8, kEnd, 9, 10, 11, 12, 3, 2, 1, 4, 5, 6};
+  const torch::Tensor ids = torch::tensor(tokens).view({2, 10});
+  const std::vector<torch::Tensor> alone = {ids[0].slice(0, 0, 7), ids[0].slice(0, 7, 10), ids[1]};
+  std::vector<torch::Tensor> logits;
+  for (const torch::Tensor& document : alone) logits.push_back(model->forward(document.unsqueeze(0)).logits[0]);
+  const torch::Tensor expected = torch::cat(logits);
+  expected.pow(2).sum().backward();
+  std::vector<torch::Tensor> gradients;
+  for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().clone());
+  model->attend_by_document({kEnd, 29});
+  for (const CheckpointPolicy& policy : {CheckpointPolicy(), CheckpointPolicy::full()}) {
+    model->set_activation_checkpointing(policy);
+    model->zero_grad();
+    const torch::Tensor together = model->forward(ids).logits.flatten(0, 1);
+    EXPECT_TRUE(together.allclose(expected, 1e-12, 1e-12));
+    together.pow(2).sum().backward();
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const torch::Tensor gradient = model->parameters()[i].grad();
+      EXPECT_TRUE(gradient.allclose(gradients[i], 1e-10, 1e-12)) << model->named_parameters().keys()[i];
+    }
+  }
+  model->attend_by_document({});
+  EXPECT_FALSE(model->forward(ids).logits.flatten(0, 1).allclose(expected, 1e-3, 1e-3));
+}
+
 TEST(Architectures, AreSaidByTypeOrClass) {
   json config = small_gpt2();
   config.erase("architectures");

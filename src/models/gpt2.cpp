@@ -32,14 +32,14 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer, co
       c_proj_(register_module("c_proj",
                               Conv1D(config.n_embd, config.n_embd, relative_std_of_residuals(config), options))) {}
 
-at::Tensor GPT2AttentionImpl::forward(const at::Tensor& hidden_states) {
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& hidden_states, const Documents& documents) {
   const auto parts = c_attn_(hidden_states).chunk(3, /*dim=*/-1);
   AttentionOptions attention = attention_;
   if (!is_training()) attention.dropout = 0.0;
   const at::Tensor query = split_heads(parts[0], head_dim_);
   const at::Tensor key = split_heads(parts[1], head_dim_);
   const at::Tensor value = split_heads(parts[2], head_dim_);
-  const at::Tensor attended = causal_attention(query, key, value, attention);
+  const at::Tensor attended = causal_attention(query, key, value, attention, documents);
   return at::dropout(c_proj_(attended), residual_dropout_, is_training());
 }
 
@@ -60,8 +60,8 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer, const at::
       ln_2_(register_module("ln_2", LayerNorm(config.n_embd, config.layer_norm_epsilon, options))),
       mlp_(register_module("mlp", GPT2MLP(config, options))) {}
 
-at::Tensor GPT2BlockImpl::forward(const at::Tensor& hidden_states) {
-  const at::Tensor attended = hidden_states + attn_(ln_1_(hidden_states));
+at::Tensor GPT2BlockImpl::forward(const at::Tensor& hidden_states, const Documents& documents) {
+  const at::Tensor attended = hidden_states + attn_(ln_1_(hidden_states), documents);
   return attended + mlp_(ln_2_(attended));
 }
 
@@ -74,15 +74,17 @@ GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& 
   ln_f_ = register_module("ln_f", LayerNorm(config.n_embd, config.layer_norm_epsilon, options));
 }
 
-at::Tensor GPT2ModelImpl::embed(const at::Tensor& input_ids) {
-  const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options()).unsqueeze(0);
+at::Tensor GPT2ModelImpl::embed(const at::Tensor& input_ids, const Documents& documents) {
+  const at::Tensor positions = documents.are_sequences()
+                                   ? at::arange(input_ids.size(1), input_ids.options()).unsqueeze(0)
+                                   : documents.positions(input_ids.device());
   const at::Tensor embedded = kept(wte_, "wte")(input_ids);
   return at::dropout(embedded + kept(wpe_, "wpe")(positions), embedding_dropout_, is_training());
 }
 
-at::Tensor GPT2ModelImpl::run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end) {
+at::Tensor GPT2ModelImpl::run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end, const Documents& documents) {
   for (int64_t i = begin; i < end; ++i) {
-    hidden_states = checkpointing_.forward(i, kept_block<GPT2BlockImpl>(h_, i), hidden_states);
+    hidden_states = checkpointing_.forward(i, kept_block<GPT2BlockImpl>(h_, i), hidden_states, documents);
   }
   return hidden_states;
 }
@@ -105,13 +107,14 @@ GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, const at::Ten
 
 LanguageModelOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens("GPT-2", input_ids, labels);
-  return finish(run_blocks(embed(input_ids), 0, num_blocks()), labels);
+  const Documents documents = documents_in(input_ids);
+  return finish(run_blocks(embed(input_ids, documents), 0, num_blocks(), documents), labels);
 }
 
-StagedLM::Activations GPT2LMHeadModelImpl::embed(const at::Tensor& input_ids) {
+StagedLM::Activations GPT2LMHeadModelImpl::embed(const at::Tensor& input_ids, const Documents& documents) {
   TORCH_CHECK(input_ids.size(1) <= config_.n_positions, "GPT-2: a sequence of ", input_ids.size(1),
               " tokens is longer than n_positions, ", config_.n_positions);
-  return {transformer_->embed(input_ids)};
+  return {transformer_->embed(input_ids, documents)};
 }
 
 void GPT2LMHeadModelImpl::drop_all_but(const StagePart& part) {

@@ -28,7 +28,7 @@ class GPT2AttentionImpl : public torch::nn::Module {
   // `layer` counts from 0.
   GPT2AttentionImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options);
   // hidden_states: [batch, sequence, n_embd].
-  at::Tensor forward(const at::Tensor& hidden_states);
+  at::Tensor forward(const at::Tensor& hidden_states, const Documents& documents);
 
  private:
   int64_t head_dim_;
@@ -53,7 +53,7 @@ TORCH_MODULE(GPT2MLP);
 class GPT2BlockImpl : public torch::nn::Module {
  public:
   GPT2BlockImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options);
-  at::Tensor forward(const at::Tensor& hidden_states);
+  at::Tensor forward(const at::Tensor& hidden_states, const Documents& documents);
 
  private:
   LayerNorm ln_1_;
@@ -67,8 +67,8 @@ class GPT2ModelImpl : public torch::nn::Module {
  public:
   GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& options);
   // input_ids: [batch, sequence] int64.
-  at::Tensor embed(const at::Tensor& input_ids);
-  at::Tensor run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end);
+  at::Tensor embed(const at::Tensor& input_ids, const Documents& documents);
+  at::Tensor run_blocks(at::Tensor hidden_states, int64_t begin, int64_t end, const Documents& documents);
   at::Tensor norm(const at::Tensor& hidden_states);
   // See StagedLM::keep. The last stage keeps the embedding of tokens as well if it is tied.
   void keep(const StagePart& part, bool is_tied);
@@ -113,9 +113,10 @@ class GPT2LMHeadModelImpl : public CausalLM, public StagedLM {
 
   int64_t num_blocks() const override { return config_.n_layer; }
   // Throws if the sequence is longer than n_positions.
-  Activations embed(const at::Tensor& input_ids) override;
-  Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
-    return {transformer_->run_blocks(std::move(activations.at(0)), begin, end)};
+  Documents documents_in(const at::Tensor& input_ids) const override { return CausalLM::documents_in(input_ids); }
+  Activations embed(const at::Tensor& input_ids, const Documents& documents) override;
+  Activations run_blocks(Activations activations, int64_t begin, int64_t end, const Documents& documents) override {
+    return {transformer_->run_blocks(std::move(activations.at(0)), begin, end, documents)};
   }
   LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override {
     const at::Tensor normed = transformer_->norm(std::exchange(activations.at(0), at::Tensor()));

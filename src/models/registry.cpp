@@ -148,6 +148,18 @@ const Architecture& find_architecture(const json& config, std::optional<Kind> wa
   reader.refuse("architectures", "an array with one of: " + c10::Join(", ", accepted));
 }
 
+// A token, or an array of them, or null.
+std::vector<int64_t> parse_end_tokens(const json& config) {
+  const ConfigReader reader(config, "config.json");
+  const json& ends = reader.at("eos_token_id");
+  if (ends.is_null()) return {};
+  const json tokens = ends.is_array() ? ends : json::array({ends});
+  if (!std::all_of(tokens.begin(), tokens.end(), [](const json& token) { return token.is_number_integer(); })) {
+    reader.refuse("eos_token_id", "an integer, an array of integers, or null");
+  }
+  return tokens.get<std::vector<int64_t>>();
+}
+
 template <typename Model>
 std::shared_ptr<Model> make(const char* function, const json& config, c10::ScalarType dtype, c10::Device device) {
   TORCH_CHECK(c10::isFloatingType(dtype), function, ": parameters must be floating point, not ", c10::toString(dtype));
@@ -160,7 +172,9 @@ std::shared_ptr<Model> make(const char* function, const json& config, c10::Scala
 
 template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const json& config, const at::TensorOptions& options) {
-  return std::static_pointer_cast<Model>(find_architecture(config, kind_of<Model>()).make(config, options));
+  const auto model = find_architecture(config, kind_of<Model>()).make(config, options);
+  if (auto* causal = dynamic_cast<CausalLM*>(model.get())) causal->set_end_tokens(parse_end_tokens(config));
+  return std::static_pointer_cast<Model>(model);
 }
 
 json with_class_of_model(json config) {

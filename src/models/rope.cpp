@@ -110,6 +110,14 @@ RotaryFactors rotary_factors(const RopeConfig& rope, int64_t sequence, const at:
           rope.keeps_fp32};
 }
 
+RotaryFactors at_positions(const RotaryFactors& factors, const at::Tensor& positions) {
+  const at::NoGradGuard no_grad;
+  const auto selected = [&](const at::Tensor& factor) {
+    return factor.index_select(0, positions.flatten()).view({positions.size(0), 1, positions.size(1), -1});
+  };
+  return {selected(factors.cos), selected(factors.sin), factors.pairs, factors.keeps_fp32};
+}
+
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors) {
   const int64_t rotary_dim = factors.cos.size(-1), rest = x.size(-1) - rotary_dim;
   if (rest == 0) return rotate(x, factors);

@@ -62,7 +62,8 @@ RopeConfig parse_rope_of_layer_type(const ConfigReader& config, const std::strin
                                     int64_t max_position_embeddings, const std::string& theta_key, double theta,
                                     bool takes_scaling);
 
-// The factors that rotate queries and keys: cos and signed sin, [sequence, rotary_dim].
+// The factors that rotate queries and keys: cos and signed sin, [sequence, rotary_dim], or [batch, 1, sequence,
+// rotary_dim].
 struct RotaryFactors {
   at::Tensor cos;
   at::Tensor sin;  // negated for the first element of each pair
@@ -73,6 +74,9 @@ struct RotaryFactors {
 // Returns the factors for positions 0 … sequence-1, computed in fp32 and then converted to the dtype and device of
 // `options`, or kept in fp32 if the config says so.
 RotaryFactors rotary_factors(const RopeConfig& rope, int64_t sequence, const at::TensorOptions& options);
+
+// Returns the factors for the tokens at these positions, [batch, sequence] int64.
+RotaryFactors at_positions(const RotaryFactors& factors, const at::Tensor& positions);
 
 // Rotates the first elements of x [batch, heads, sequence, head_dim], as many as the factors have.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors);

@@ -56,8 +56,9 @@ std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&, int)> stag
     StagedLM& model, StagePart part, std::function<StageBatch(int)> batch) {
   return [&model, part, batch = std::move(batch)](const std::vector<at::Tensor>& inputs, int micro_batch) {
     const StageBatch tokens = batch(micro_batch);
-    StagedLM::Activations activations = part.is_first ? model.embed(tokens.input_ids) : inputs;
-    activations = model.run_blocks(std::move(activations), part.begin, part.end);
+    const Documents documents = model.documents_in(tokens.input_ids);
+    StagedLM::Activations activations = part.is_first ? model.embed(tokens.input_ids, documents) : inputs;
+    activations = model.run_blocks(std::move(activations), part.begin, part.end, documents);
     if (!part.is_last) return activations;
     const LanguageModelOutput output = model.finish(std::move(activations), tokens.labels);
     TORCH_CHECK(output.loss.defined(), "stage_forward: micro-batch ", micro_batch, " has no labels");

@@ -36,8 +36,8 @@ struct StagePart {
   bool has_embedding(bool is_tied) const { return is_first || (is_last && is_tied); }
 };
 
-// A model that can be run and kept in parts. Its forward(input_ids, labels) equals
-// finish(run_blocks(embed(input_ids), 0, num_blocks()), labels).
+// A model that can be run and kept in parts. With documents = documents_in(input_ids), its forward(input_ids, labels)
+// equals finish(run_blocks(embed(input_ids, documents), 0, num_blocks(), documents), labels).
 class StagedLM {
  public:
   // Tensors between two blocks: the hidden states, [batch, sequence, width], and then the logits of the routers before
@@ -47,8 +47,10 @@ class StagedLM {
   virtual ~StagedLM() = default;
 
   virtual int64_t num_blocks() const = 0;
-  virtual Activations embed(const at::Tensor& input_ids) = 0;
-  virtual Activations run_blocks(Activations activations, int64_t begin, int64_t end) = 0;
+  // See CausalLM.
+  virtual Documents documents_in(const at::Tensor& input_ids) const = 0;
+  virtual Activations embed(const at::Tensor& input_ids, const Documents& documents) = 0;
+  virtual Activations run_blocks(Activations activations, int64_t begin, int64_t end, const Documents& documents) = 0;
   // `labels`: those of the input, not shifted, or undefined. Frees the hidden states before the loss.
   virtual LanguageModelOutput finish(Activations activations, const at::Tensor& labels) = 0;
 

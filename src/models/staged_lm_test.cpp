@@ -88,14 +88,19 @@ TEST_P(Staged, PartsHaveNamesAndValuesOfTheWholeModel) {
 
 TEST_P(Staged, PartsTogetherComputeTheWholeModelToTheBit) {
   const torch::Tensor ids = (torch::arange(18) * 7 % 31).view({2, 9});
+  const std::vector<int64_t> ends = {14, 8};  // in the middle of both sequences
   const auto whole = make(/*tied=*/false);
+  const torch::Tensor undivided = whole->forward(ids, ids).loss;
+  whole->attend_by_document(ends);
   const LanguageModelOutput expected = whole->forward(ids, ids);
+  EXPECT_FALSE(torch::equal(expected.loss, undivided));
   expected.loss.backward();
   for (const int64_t stages : {1, 3, 6}) {
     std::vector<at::Tensor> activations;
     std::vector<std::shared_ptr<CausalLM>> models;
     for (const StagePart& part : stage_parts(kBlocks, stages)) {
       models.push_back(make(/*tied=*/false));
+      models.back()->attend_by_document(ends);
       StagedLM& staged = staged_lm(*models.back());
       staged.keep(part);
       activations = stage_forward(staged, part, [&](int) { return StageBatch{ids, ids, 0.5}; })(activations, 0);
@@ -115,14 +120,14 @@ TEST_P(Staged, DroppedPartsCannotBeRun) {
   const torch::Tensor ids = torch::arange(9).view({1, 9});
   const auto model = make(/*tied=*/false);
   StagedLM& staged = staged_lm(*model);
-  const auto activations = staged.embed(ids);
+  const auto activations = staged.embed(ids, {});
   EXPECT_THAT(error_of([&] { staged.keep({1, kBlocks + 1}); }),
               HasSubstr("blocks [1, 5) are no part of a model with 4"));
   staged.keep({1, 3});
-  EXPECT_THAT(error_of([&] { staged.embed(ids); }), HasSubstr("this stage has no '"));
+  EXPECT_THAT(error_of([&] { staged.embed(ids, {}); }), HasSubstr("this stage has no '"));
   EXPECT_THAT(error_of([&] { staged.finish(activations, ids); }), HasSubstr("this stage has no '"));
-  EXPECT_EQ(error_of([&] { staged.run_blocks(activations, 1, 3); }), kNoError);
-  EXPECT_THAT(error_of([&] { staged.run_blocks(activations, 0, 3); }),
+  EXPECT_EQ(error_of([&] { staged.run_blocks(activations, 1, 3, {}); }), kNoError);
+  EXPECT_THAT(error_of([&] { staged.run_blocks(activations, 0, 3, {}); }),
               HasSubstr("block 0 of the model is not one of this stage's"));
   EXPECT_THAT(error_of([&] { model->forward(ids); }), HasSubstr("this stage has no '"));
 }

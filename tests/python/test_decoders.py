@@ -18,6 +18,7 @@ from model_support import (
     random_ids,
     reference_results,
     relative_error,
+    run_forward,
     run_tool,
 )
 
@@ -119,6 +120,31 @@ def test_sequences_longer_and_shorter_than_windows(family, batch, sequence, tmp_
     with transformers_in_double(model):
         reference = reference_results(model, ids)
     assert_same_results(our_results(tmp_path, "fp64", ids, tmp_path), reference, 1e-11)
+
+
+def positions_in_documents(ids, end):
+    """The position of each token in its document, by which transformers knows documents that share a sequence."""
+    positions = torch.zeros_like(ids)
+    for sequence, row in zip(ids, positions, strict=True):
+        position = 0
+        for i, token in enumerate(sequence):
+            row[i] = position
+            position = 0 if token == end else position + 1
+    return positions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_are_those_of_transformers(family, tmp_path):
+    model = random_model(family, "plain", torch.float64)
+    model.save_pretrained(tmp_path)
+    ids = random_ids(model.config, 1, 23)
+    ids[0, 4], ids[0, 5], ids[0, 16] = 1, 1, 1
+    with transformers_in_double(model):
+        reference = reference_results(model, ids, position_ids=positions_in_documents(ids, 1), use_cache=False)
+        whole = reference_results(model, ids)
+    ours = run_forward(tmp_path, "fp64", {"input_ids": ids, "document_ends": torch.tensor([1])}, tmp_path)
+    assert_same_results(ours, reference, 1e-11)
+    assert relative_error(whole["logits"], reference["logits"]) > 1e-6
 
 
 def test_windows_in_several_blocks_of_queries(tmp_path):

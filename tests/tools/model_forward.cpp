@@ -2,8 +2,9 @@
 // safetensors file INPUT, in training mode or, with "eval", in evaluation mode. Writes "loss", "logits", "grad.NAME"
 // for every parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. With "fused", a language model
 // computes head and loss together, and OUTPUT has no logits. DTYPE is fp32, fp64 or bf16. For language models, INPUT
-// contains "input_ids" (int64 [batch, sequence]), "labels" (optional, default: the input_ids) and, for
-// sequence-to-sequence models, "attention_mask" (optional). For image classifiers, INPUT contains "pixel_values" and
+// contains "input_ids" (int64 [batch, sequence]), "labels" (optional, default: the input_ids), for causal models
+// "document_ends" (optional: tokens with which documents end) and for sequence-to-sequence models "attention_mask"
+// (optional). For image classifiers, INPUT contains "pixel_values" and
 // "labels", and OUTPUT also contains "flops", the FLOPs for one image.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -54,6 +55,10 @@ Results forward(PretrainedModel& model, const SafetensorsFile& inputs) {
   const at::Tensor input_ids = inputs.tensor("input_ids");
   const at::Tensor labels = optional("labels", input_ids);
   auto* causal = dynamic_cast<CausalLM*>(&model);
+  if (causal && inputs.contains("document_ends")) {
+    const at::Tensor ends = inputs.tensor("document_ends");
+    causal->attend_by_document({ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + ends.numel()});
+  }
   const auto output = causal != nullptr ? causal->forward(input_ids, labels)
                                         : dynamic_cast<Seq2SeqLM&>(model).forward(
                                               input_ids, labels, optional("attention_mask", at::Tensor()));

@@ -279,6 +279,9 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xh100 --set device=cpu", 2, "add --set device=auto");
   expect_error("--model gpt2 --cluster 8xcpu --set device=cuda", 2, "add --set device=auto");
   expect_error("--model gpt2 --cluster 8xh100 --set lerning_rate=1", 2, "learning_rate");
+  expect_error("--model gpt2 --cluster 8xh100 --set attn_mask_type=block_causal", 2, "has no tokens to find documents");
+  expect_error("--model gpt2 --cluster 8xh100 --set pipeline_parallel_degree=2", 2, "does not plan pipelines");
+  expect_error("--model gpt2 --cluster 8xh100 --set tensor_parallel_degree=2", 2, "does not plan tensor parallelism");
   expect_error("--model gpt2 --cluster 6xh100 --set sharding_strategy=hybrid_shard --set sharding_factor=4", 2,
                "sharding_factor");
   expect_error("--model dhen-550m --cluster 8xh100", 2, "cannot be planned");

@@ -20,6 +20,7 @@ using BoolOrInteger = std::variant<bool, int64_t>;
 
 // config_names.h has the names of these and of the library's enumerations.
 enum class LrSchedulerType : uint8_t { kConstant, kLinear, kCosine };
+enum class AttentionMask : uint8_t { kCausal, kBlockCausal };  // attn_mask_type
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class UnitsBy : uint8_t { kTransformer, kSize, kAutoUnits, kNone };  // wrap_policy
 enum class ReportTo : uint8_t { kCsv, kTensorBoard };
@@ -28,6 +29,7 @@ struct ModelConfig {
   std::optional<std::string> path;           // model_path
   std::optional<nlohmann::json> definition;  // model: a string or an object
   bool fused_loss = false;
+  AttentionMask attention_mask = AttentionMask::kCausal;
   bool activation_checkpointing = false;
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;

@@ -28,6 +28,11 @@ struct ConfigNames<LrSchedulerType> {
                                                           {LrSchedulerType::kCosine, "cosine"}}};
 };
 template <>
+struct ConfigNames<AttentionMask> {
+  static constexpr NamesOf<AttentionMask, 2> kTable = {
+      {{AttentionMask::kCausal, "causal"}, {AttentionMask::kBlockCausal, "block_causal"}}};
+};
+template <>
 struct ConfigNames<sparse::RowRule> {
   static constexpr NamesOf<sparse::RowRule, 2> kTable = {
       {{sparse::RowRule::kRowWiseAdagrad, "row_wise_adagrad"}, {sparse::RowRule::kSgd, "sgd"}}};

@@ -16,8 +16,8 @@ using ::testing::ElementsAre;
 
 template <typename Enum>
 class ConfigNamesTest : public ::testing::Test {};
-using Enumerations = ::testing::Types<LrSchedulerType, sparse::RowRule, c10::ScalarType, DeviceChoice, ShardingStrategy,
-                                      UnitsBy, BackwardPrefetch, CollectiveCheckLevel, ReportTo>;
+using Enumerations = ::testing::Types<LrSchedulerType, AttentionMask, sparse::RowRule, c10::ScalarType, DeviceChoice,
+                                      ShardingStrategy, UnitsBy, BackwardPrefetch, CollectiveCheckLevel, ReportTo>;
 TYPED_TEST_SUITE(ConfigNamesTest, Enumerations);
 
 TYPED_TEST(ConfigNamesTest, NamesAndValuesAreOneToOne) {

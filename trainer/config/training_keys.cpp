@@ -43,6 +43,14 @@ std::vector<ConfigKey> model_and_data_keys() {
                   "sequence that the model can attend to.",
        .range = Range{.lower = 2}},
       {.section = section,
+       .name = "attn_mask_type",
+       .member = {&Config::model, &ModelConfig::attention_mask},
+       .meaning = "Which tokens of its sample a token of a causal language model attends to: all before it (`causal`), "
+                  "or those before it in its document (`block_causal`), whose positions are then counted from the "
+                  "document's first token. A document ends with the model's eos_token_id (config.json) or with the "
+                  "sample. Each document is computed by itself, so that short ones cost less than the whole square; "
+                  "TFLOPS in the log still count whole samples."},
+      {.section = section,
        .name = "max_target_length",
        .member = {&Config::data, &DataConfig::max_target_length},
        .meaning = "Tokens in the target of a sample, for sequence-to-sequence models only. null: max_seq_length.",

@@ -136,6 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
              }},
         Mesh{"recomputed", "1F1B", 2, 1, [](Config& c) { c.model.activation_checkpointing = true; }},
         Mesh{"fused_loss", "1F1B", 2, 1, [](Config& c) { c.model.fused_loss = true; }},
+        Mesh{"by_document", "1F1B", 2, 1, [](Config& c) { c.model.attention_mask = AttentionMask::kBlockCausal; }},
         Mesh{"files", "Interleaved1F1B", 2, 1, [](Config& c) { c.sharding.offload_path = c.model.path; }},
         Mesh{"from_rank_0", "1F1B", 2, 2, [](Config& c) { c.sharding.sync_module_states = true; }},
         Mesh{"one_unit", "1F1B", 2, 1, [](Config& c) { c.sharding.wrap_policy = UnitsBy::kNone; }},

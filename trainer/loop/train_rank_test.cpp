@@ -35,26 +35,27 @@ TEST_P(OnADevice, ARunLeavesTheSameFilesAsOnTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, OnADevice,
-                         ::testing::Values(Variant{"plain", [](Config&) {}},
-                                           Variant{"bf16", [](Config& c) { c.precision.dtype = c10::kBFloat16; }},
-                                           Variant{"fp16",
-                                                   [](Config& c) {
-                                                     c.precision.dtype = c10::kHalf;
-                                                     c.precision.fp16_init_scale = 1e30;
-                                                   }},
-                                           Variant{"offload", [](Config& c) { c.sharding.cpu_offload = true; }},
-                                           Variant{"files", [](Config& c) { c.sharding.offload_path = c.model.path; }},
-                                           Variant{"from_rank_0",
-                                                   [](Config& c) { c.sharding.sync_module_states = true; }},
-                                           Variant{"fused_loss", [](Config& c) { c.model.fused_loss = true; }},
-                                           Variant{"automatic",
-                                                   [](Config& c) {
-                                                     c.sharding.wrap_policy = UnitsBy::kAutoUnits;
-                                                     c.sharding.auto_units_target_bytes = 4000;
-                                                     c.steps.gradient_accumulation_steps = 2;
-                                                   }}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Variants, OnADevice,
+    ::testing::Values(Variant{"plain", [](Config&) {}},
+                      Variant{"bf16", [](Config& c) { c.precision.dtype = c10::kBFloat16; }},
+                      Variant{"fp16",
+                              [](Config& c) {
+                                c.precision.dtype = c10::kHalf;
+                                c.precision.fp16_init_scale = 1e30;
+                              }},
+                      Variant{"offload", [](Config& c) { c.sharding.cpu_offload = true; }},
+                      Variant{"files", [](Config& c) { c.sharding.offload_path = c.model.path; }},
+                      Variant{"from_rank_0", [](Config& c) { c.sharding.sync_module_states = true; }},
+                      Variant{"fused_loss", [](Config& c) { c.model.fused_loss = true; }},
+                      Variant{"by_document", [](Config& c) { c.model.attention_mask = AttentionMask::kBlockCausal; }},
+                      Variant{"automatic",
+                              [](Config& c) {
+                                c.sharding.wrap_policy = UnitsBy::kAutoUnits;
+                                c.sharding.auto_units_target_bytes = 4000;
+                                c.steps.gradient_accumulation_steps = 2;
+                              }}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace fsdp::trainer::train_rank_test

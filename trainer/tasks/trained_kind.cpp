@@ -8,17 +8,12 @@
 
 namespace fsdp::trainer {
 
-namespace {
-
-// Refuses values other than the default. Used for keys that are never null.
 void refuse_unless_default(const char* key, const Config& config, const char* kind) {
   const nlohmann::json only = value_of(*find_config_key(key), Config{});
   if (value_of(*find_config_key(key), config) == only) return;
   refuse_value(key, config,
                c10::str("does not apply: the model is ", kind, "; leave it at ", formats::json_text(only)));
 }
-
-}  // namespace
 
 void refuse_value(const char* key, const Config& config, const std::string& why) {
   const nlohmann::json value = value_of(*find_config_key(key), config);
@@ -33,6 +28,7 @@ void refuse_unless_null(const char* key, const Config& config, const char* kind)
 void refuse_keys_of_language_models(const Config& config, const char* kind) {
   refuse_unless_null("max_target_length", config, kind);
   refuse_unless_default("fused_loss", config, kind);
+  refuse_unless_default("attn_mask_type", config, kind);
   refuse_unless_default("max_seq_length", config, kind);
 }
 

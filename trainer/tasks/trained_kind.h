@@ -29,7 +29,9 @@ class TrainedKind : public TrainedModel {
 // Throws a ConfigError if a key is set that does not apply to this kind of model. `kind`: such as "an image
 // classifier".
 void refuse_unless_null(const char* key, const Config& config, const char* kind);
-// Refuses max_seq_length, max_target_length and fused_loss unless they have their defaults.
+// Throws a ConfigError if a key that is never null does not have its default.
+void refuse_unless_default(const char* key, const Config& config, const char* kind);
+// Refuses max_seq_length, max_target_length, attn_mask_type and fused_loss unless they have their defaults.
 void refuse_keys_of_language_models(const Config& config, const char* kind);
 // Refuses sparse_learning_rate and sparse_optimizer unless they have their defaults.
 void refuse_keys_of_tables(const Config& config, const char* kind);

@@ -28,6 +28,7 @@ class TrainedCausalLM : public TrainedKind<models::CausalLM> {
     refuse_unless_null("image_size", config, "a causal language model");
     refuse_keys_of_tables(config, "a causal language model");
     this->model().set_fused_loss(config.model.fused_loss);
+    if (config.model.attention_mask == AttentionMask::kBlockCausal) attend_by_document(config);
     const int64_t most = this->model().max_sequence_length();
     if (length_ <= most) return;
     refuse_value("max_seq_length", config, c10::str("is more than the model can attend to; accepted: 2 to ", most));
@@ -46,6 +47,14 @@ class TrainedCausalLM : public TrainedKind<models::CausalLM> {
   }
 
  private:
+  void attend_by_document(const Config& config) {
+    if (model().end_tokens().empty()) {
+      refuse_value("attn_mask_type", config,
+                   "needs the token with which documents end: add \"eos_token_id\" to the model's config.json");
+    }
+    model().attend_by_document(model().end_tokens());
+  }
+
   int64_t length_;
 };
 
@@ -56,6 +65,7 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
         lengths_{config.data.max_seq_length, config.data.max_target_length.value_or(config.data.max_seq_length)} {
     refuse_unless_null("image_size", config, "a sequence-to-sequence language model");
     refuse_keys_of_tables(config, "a sequence-to-sequence language model");
+    refuse_unless_default("attn_mask_type", config, "a sequence-to-sequence language model");
     this->model().set_fused_loss(config.model.fused_loss);
   }
 

@@ -144,6 +144,35 @@ TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
   EXPECT_THAT(error(models::small_regnet(), [](Config& c) { c.model.fused_loss = true; }),
               HasSubstr("leave it at false"));
   EXPECT_EQ(error(models::small_deepvit(), [](Config& c) { c.data.image_size = 15; }), "no error");
+  const auto by_document = [](Config& c) { c.model.attention_mask = AttentionMask::kBlockCausal; };
+  EXPECT_THAT(error(models::small_llama(), by_document),
+              AllOf(HasSubstr("\"attn_mask_type\": \"block_causal\""), HasSubstr("add \"eos_token_id\" to")));
+  for (const nlohmann::json& other : {models::small_t5(), models::small_regnet()}) {
+    EXPECT_THAT(error(other, by_document), HasSubstr("leave it at \"causal\""));
+  }
+}
+
+TEST(TrainedModel, AttendsByDocumentIfAsked) {
+  const torch::Tensor tokens = torch::arange(18).remainder(5).view({2, 9});
+  const auto loss_of = [&](const nlohmann::json& ends, AttentionMask mask) {
+    Config config;
+    config.data.max_seq_length = 9;
+    config.model.attention_mask = mask;
+    return trained(models::changed(models::small_llama(), {{"eos_token_id", ends}}), config)
+        ->loss({.inputs = tokens, .labels = tokens})
+        .item<double>();
+  };
+  const auto model = make_tiny_model(models::small_llama(), 5);
+  auto& causal = dynamic_cast<models::CausalLM&>(*model);
+  const double whole = causal.forward(tokens, tokens).loss.item<double>();
+  causal.attend_by_document({4});
+  const double by_document = causal.forward(tokens, tokens).loss.item<double>();
+  EXPECT_NE(whole, by_document);
+  EXPECT_EQ(loss_of(4, AttentionMask::kCausal), whole);
+  EXPECT_EQ(loss_of(4, AttentionMask::kBlockCausal), by_document);
+  EXPECT_EQ(loss_of({30, 4}, AttentionMask::kBlockCausal), by_document);
+  EXPECT_EQ(loss_of(30, AttentionMask::kBlockCausal), whole);
+  EXPECT_THAT(error_of([&] { loss_of("</s>", AttentionMask::kCausal); }), HasSubstr("eos_token_id is \"</s>\""));
 }
 
 // ---------------------------------------------------------------- data

@@ -17,6 +17,7 @@ nlohmann::json tiny_llama_config(bool tied) {
           {"hidden_act", "silu"},
           {"initializer_range", 0.1},
           {"tie_word_embeddings", tied},
+          {"eos_token_id", {3, 5}},
           {"torch_dtype", "float32"}};
 }
 

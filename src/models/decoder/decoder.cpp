@@ -39,10 +39,11 @@ at::Tensor DecoderLayerImpl::add(const at::Tensor& residual, at::Tensor output, 
   return residual + output;
 }
 
-DecoderLayerImpl::Output DecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
+DecoderLayerImpl::Output DecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary,
+                                                   const Documents& documents) {
   const auto normed = [](RMSNorm& norm, const at::Tensor& x) { return norm ? norm(x) : x; };
   const at::Tensor attended =
-      add(hidden_states, self_attn_(normed(before_attention_, hidden_states), rotary), after_attention_);
+      add(hidden_states, self_attn_(normed(before_attention_, hidden_states), rotary, documents), after_attention_);
   const at::Tensor input = normed(before_mlp_, attended);
   if (mlp_) return {add(attended, mlp_(input), after_mlp_), at::Tensor()};
   const DecoderMoeImpl::Output output = moe_(input);
@@ -71,20 +72,28 @@ at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
   return embedded * rounded.item<double>();
 }
 
-StagedLM::Activations DecoderModelImpl::run_layers(StagedLM::Activations activations, int64_t begin, int64_t end,
-                                                   int64_t parts) {
-  at::Tensor hidden_states = std::move(activations.at(0));
-  const int64_t length = hidden_states.size(1) * parts;
+std::vector<RotaryFactors> DecoderModelImpl::all_rotary_factors(int64_t sequence, const Documents& documents,
+                                                                const at::TensorOptions& options) const {
   std::vector<RotaryFactors> factors;
   for (const RopeConfig& rope : ropes_) {
-    factors.push_back(rotary_factors(rope, length, hidden_states.options().requires_grad(false)));
+    factors.push_back(rotary_factors(rope, documents.longest(sequence), options));
+    if (documents.are_sequences()) continue;
+    factors.back() = at_positions(factors.back(), documents.positions(options.device()));
   }
+  return factors;
+}
+
+StagedLM::Activations DecoderModelImpl::run_layers(StagedLM::Activations activations, int64_t begin, int64_t end,
+                                                   int64_t parts, const Documents& documents) {
+  at::Tensor hidden_states = std::move(activations.at(0));
+  const std::vector<RotaryFactors> factors =
+      all_rotary_factors(hidden_states.size(1) * parts, documents, hidden_states.options().requires_grad(false));
   for (int64_t i = begin; i < end; ++i) {
     const auto index = static_cast<size_t>(i);
     const RotaryFactors rotary = rope_of_layer_[index] ? factors.at(*rope_of_layer_[index]) : RotaryFactors();
     at::Tensor router_logits;
     std::tie(hidden_states, router_logits) =
-        checkpointing_.forward(i, kept_block<DecoderLayerImpl>(layers_, i), hidden_states, rotary);
+        checkpointing_.forward(i, kept_block<DecoderLayerImpl>(layers_, i), hidden_states, rotary, documents);
     if (router_logits.defined()) activations.push_back(router_logits);
   }
   activations[0] = std::move(hidden_states);
@@ -117,7 +126,8 @@ FolderNames DecoderForCausalLMImpl::folder_names() const {
 
 LanguageModelOutput DecoderForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens(config_.model_type.c_str(), input_ids, labels);
-  return finish(run_blocks(embed(input_ids), 0, num_blocks()), labels);
+  const Documents documents = documents_in(input_ids);
+  return finish(run_blocks(embed(input_ids, documents), 0, num_blocks(), documents), labels);
 }
 
 LanguageModelOutput DecoderForCausalLMImpl::finish(Activations activations, const at::Tensor& labels) {

@@ -36,7 +36,7 @@ class DecoderLayerImpl : public torch::nn::Module {
 
   // index: of the layer in the config, from 0.
   DecoderLayerImpl(const DecoderConfig& config, size_t index, const at::TensorOptions& options);
-  Output forward(const at::Tensor& hidden_states, const RotaryFactors& rotary);
+  Output forward(const at::Tensor& hidden_states, const RotaryFactors& rotary, const Documents& documents);
 
  private:
   // The norm that is registered as `name`, or none for an empty name.
@@ -59,7 +59,8 @@ class DecoderModelImpl : public torch::nn::Module {
   // input_ids: [batch, sequence] int64. Returns hidden states with the dtype and device of the embedding's weight.
   at::Tensor embed(const at::Tensor& input_ids);
   // Hidden states have one of `parts` equal parts of the sequence.
-  StagedLM::Activations run_layers(StagedLM::Activations activations, int64_t begin, int64_t end, int64_t parts);
+  StagedLM::Activations run_layers(StagedLM::Activations activations, int64_t begin, int64_t end, int64_t parts,
+                                   const Documents& documents);
   at::Tensor norm(const at::Tensor& hidden_states);
   // See StagedLM::keep. The last stage keeps the embedding as well if it is tied.
   void keep(const StagePart& part, bool is_tied);
@@ -70,6 +71,10 @@ class DecoderModelImpl : public torch::nn::Module {
   const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
+  // For sequences of this length.
+  std::vector<RotaryFactors> all_rotary_factors(int64_t sequence, const Documents& documents,
+                                                const at::TensorOptions& options) const;
+
   double embedding_multiplier_;
   bool rounds_embedding_multiplier_;
   std::vector<RopeConfig> ropes_;
@@ -102,9 +107,11 @@ class DecoderForCausalLMImpl : public CausalLM, public StagedLM {
   std::vector<TensorParallelRule> tensor_parallel_plan() const override;
 
   int64_t num_blocks() const override { return static_cast<int64_t>(config_.layers.size()); }
-  Activations embed(const at::Tensor& input_ids) override { return {model_->embed(input_ids)}; }
-  Activations run_blocks(Activations activations, int64_t begin, int64_t end) override {
-    return model_->run_layers(std::move(activations), begin, end, split_positions() ? split_positions()->parts() : 1);
+  Documents documents_in(const at::Tensor& input_ids) const override { return CausalLM::documents_in(input_ids); }
+  Activations embed(const at::Tensor& input_ids, const Documents&) override { return {model_->embed(input_ids)}; }
+  Activations run_blocks(Activations activations, int64_t begin, int64_t end, const Documents& documents) override {
+    const int64_t parts = split_positions() ? split_positions()->parts() : 1;
+    return model_->run_layers(std::move(activations), begin, end, parts, documents);
   }
   LanguageModelOutput finish(Activations activations, const at::Tensor& labels) override;
   std::string tied_parameter() const override { return config_.tie_word_embeddings ? "model.embed_tokens.weight" : ""; }

@@ -63,11 +63,12 @@ at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& no
   return limited(norm(projection.unflatten(-1, {-1, head_dim_}))).transpose(1, 2);
 }
 
-at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
+at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary,
+                                         const Documents& documents) {
   const auto [query, key, value] = project(hidden_states, rotary);
   AttentionOptions options = attention_;
   if (!is_training()) options.dropout = 0.0;
-  return o_proj_(causal_attention(query, key, value, options));
+  return o_proj_(causal_attention(query, key, value, options, documents));
 }
 
 }  // namespace fsdp::models

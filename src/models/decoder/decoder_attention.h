@@ -18,7 +18,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
  public:
   DecoderAttentionImpl(const DecoderConfig& config, const DecoderLayerConfig& layer, const at::TensorOptions& options);
   // hidden_states: [batch, sequence, hidden_size]. `rotary`: undefined factors rotate nothing.
-  at::Tensor forward(const at::Tensor& hidden_states, const RotaryFactors& rotary);
+  at::Tensor forward(const at::Tensor& hidden_states, const RotaryFactors& rotary, const Documents& documents);
 
  private:
   // [batch, heads, sequence, head_dim]

@@ -106,11 +106,12 @@ def run_forward(folder, dtype, tensors, work_folder, *mode):
     return safetensors.torch.load_file(work_folder / "out.safetensors")
 
 
-def reference_results(model, input_ids, labels=None, attention_mask=None):
+def reference_results(model, input_ids, labels=None, attention_mask=None, **inputs):
     """The same from a transformers model. Parameters that share memory appear under each of their names."""
     model.eval()
     model.zero_grad()
-    output = model(input_ids=input_ids, labels=input_ids if labels is None else labels, attention_mask=attention_mask)
+    labels = input_ids if labels is None else labels
+    output = model(input_ids=input_ids, labels=labels, attention_mask=attention_mask, **inputs)
     output.loss.backward()
     results = {"loss": output.loss.detach(), "logits": output.logits.detach()}
     for name, parameter in model.named_parameters(remove_duplicate=False):

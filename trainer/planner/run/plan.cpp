@@ -76,6 +76,11 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
     throw ConfigError(c10::str("key \"tensor_parallel_degree\" is ", config.parallelism.tensor_degree,
                                ", but `fsdp plan` does not plan tensor parallelism; accepted: 1"));
   }
+  if (config.model.attention_mask == trainer::AttentionMask::kBlockCausal) {
+    throw ConfigError(
+        "key \"attn_mask_type\" is \"block_causal\", but `fsdp plan` has no tokens to find documents in; accepted: "
+        "\"causal\", which plans for samples of one document each");
+  }
   check_stack(config, options);
   trainer::check_for_world_size(config, options.cluster.ranks());
 }
