@@ -113,7 +113,9 @@ TEST_P(SplitNets, TrainAsInOneProcess) {
     DeviceMesh mesh = DeviceMesh::make(world, {{"dp_shard", data}, {"tp", tensor}});
     const Trained found = train_split(one, mesh);
     for (int step = 0; step < kSteps; ++step) {
-      if (data == 1) EXPECT_NEAR(found.losses[step], expected.losses[step], tolerance * 10) << step;
+      if (data == 1) {
+        EXPECT_NEAR(found.losses[step], expected.losses[step], tolerance * 10) << step;
+      }
       EXPECT_NEAR(found.norms[step], expected.norms[step], of_norms * expected.norms[step]) << step;
     }
     ASSERT_EQ(found.weights.size(), expected.weights.size());
@@ -337,7 +339,9 @@ TEST(SplitParameters, HooksSeeWholeGradientsOfSharedParameters) {
       net->loss(split_net_ids(0, 0)).backward();
       EXPECT_GT(calls, 2);
       for (const auto& [fqn, leaf] : sharded->named_parameters()) {
-        if (fqn == "layers.0.norm.weight") EXPECT_TRUE(leaf.grad().allclose(2 * expected, 1e-12, 1e-12));
+        if (fqn == "layers.0.norm.weight") {
+          EXPECT_TRUE(leaf.grad().allclose(2 * expected, 1e-12, 1e-12));
+        }
       }
     });
   }

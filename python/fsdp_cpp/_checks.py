@@ -44,8 +44,8 @@ def check_parameters(
             )
         if not parameter.is_contiguous():
             raise NotImplementedError(
-                f"fsdp_cpp: fully_shard: parameter '{name}' is not contiguous: shape {tuple(parameter.shape)}, strides "
-                f"{parameter.stride()}"
+                f"fsdp_cpp: fully_shard: parameter '{name}': FSDP does not support non-contiguous parameters yet: "
+                f"{parameter.shape=} {parameter.stride()=}"
             )
         _check_placement(name, parameter, placement)
 

@@ -261,7 +261,7 @@ def forgotten_meta(fsdp, rank, size):
     fsdp.fully_shard(net[0])
     fsdp.fully_shard(net)
     error = error_of(lambda: net(torch.ones(2, 3)))
-    return error[0], "materialized from meta device" in error[1]
+    return error[0], "materialized from meta device" in error[1], "['1.weight', '1.bias']" in error[1]
 
 
 def test_parameters_left_on_meta_are_an_error():

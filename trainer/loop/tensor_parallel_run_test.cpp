@@ -77,7 +77,9 @@ void expect_same_metrics(const Left& got, const Left& want) {
     ASSERT_EQ(actual.size(), expected.size()) << line;
     for (const auto& [key, value] : expected.items()) {
       const double number = value.is_number() ? value.get<double>() : 0;
-      if (value.is_number()) EXPECT_NEAR(actual.at(key).get<double>(), number, 1e-4 * std::abs(number)) << step << key;
+      if (value.is_number()) {
+        EXPECT_NEAR(actual.at(key).get<double>(), number, 1e-4 * std::abs(number)) << step << key;
+      }
     }
   }
 }
