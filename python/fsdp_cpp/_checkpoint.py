@@ -18,6 +18,7 @@ from fsdp_cpp._groups import device_of, group_of
 from fsdp_cpp._mirror import build_state_mirror
 from fsdp_cpp._module import FSDPModule, state_of
 from fsdp_cpp._sharded_parameter import ShardedParameter
+from fsdp_cpp._tensor_parallel import split_spec
 from fsdp_cpp._tree import is_root
 
 _classes = torch.classes.fsdp_cpp
@@ -138,6 +139,16 @@ def _check(model: nn.Module) -> None:
             f"fsdp_cpp: save and load take the whole model, on which fully_shard was called last; {type(model)} is not "
             "one, or has no parameters"
         )
+    _check_parts(model)
+
+
+def _check_parts(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if type(parameter) is ShardedParameter and split_spec(parameter.whole) is not None:
+            raise NotImplementedError(
+                f"fsdp_cpp: save and load: parameter '{name}' is split by tensor parallelism; use "
+                "torch.distributed.checkpoint"
+            )
 
 
 def _mesh(model: nn.Module) -> Any:

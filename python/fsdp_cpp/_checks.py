@@ -12,6 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_cpp._sharded_parameter import ShardedParameter
+from fsdp_cpp._tensor_parallel import check_split
 from fsdp_cpp._tree import is_annotated, sharded_of, state_of
 
 PlacementFunction = Callable[[nn.Parameter], Any]
@@ -30,7 +31,7 @@ def check_modules(modules: list[nn.Module]) -> None:
 
 
 def check_parameters(
-    modules: list[nn.Module], placement: PlacementFunction | None, ignored: set[nn.Parameter] | None
+    modules: list[nn.Module], placement: PlacementFunction | None, ignored: set[nn.Parameter] | None, mesh: DeviceMesh
 ) -> None:
     for name, parameter in _parameters_to_shard(modules, ignored):
         if parameter.dim() == 0:
@@ -38,11 +39,8 @@ def check_parameters(
                 f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1."
             )
         if isinstance(parameter, DTensor):
-            raise NotImplementedError(
-                f"fsdp_cpp: fully_shard: parameter '{name}' is a DTensor ({parameter.placements}); tensor parallelism "
-                "is not supported"
-            )
-        if not parameter.is_contiguous():
+            check_split(name, parameter, mesh)
+        elif not parameter.is_contiguous():
             raise NotImplementedError(
                 f"fsdp_cpp: fully_shard: parameter '{name}': FSDP does not support non-contiguous parameters yet: "
                 f"{parameter.shape=} {parameter.stride()=}"

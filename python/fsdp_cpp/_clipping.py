@@ -24,6 +24,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._foreach_utils import _device_has_foreach_support
 
 from fsdp_cpp._sharded_parameter import ShardedParameter, parameter_cut_like
+from fsdp_cpp._tensor_parallel import norms_over_parts, split_spec
 
 _gradients = torch.classes.fsdp_cpp.Gradients
 _settle, _norms_over_ranks = _gradients.settle, _gradients.norms
@@ -172,6 +173,7 @@ class Gradients:
             norms = _norms_over_ranks(
                 [self.parts[i] for i in sharded], [self.parameters[i].whole for i in sharded], norm_type
             )
+            norms = norms_over_parts(norms, [split_spec(self.parameters[i].whole) for i in sharded], norm_type)
             if plain:
                 others = original([self.parts[i] for i in plain], norm_type, False, foreach)
                 norms = torch.cat([norms, others.to(norms.device).reshape(1)])

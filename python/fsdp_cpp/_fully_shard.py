@@ -23,6 +23,7 @@ from fsdp_cpp._module import FSDPModule, ModuleState, TreeArguments, annotate_cl
 from fsdp_cpp._options import EngineOptions, default_engine_options
 from fsdp_cpp._parameters import list_as_sharded, may_hold_sharded, whole_parameters
 from fsdp_cpp._sharded_parameter import ShardedParameter, make_sharded_parameter, sharded_parameter_of
+from fsdp_cpp._tensor_parallel import LocalParts
 
 _classes = torch.classes.fsdp_cpp
 
@@ -52,6 +53,9 @@ def fully_shard(
     ``module.weight`` stays a whole parameter, which is gathered on use, in forward or anywhere else; what is written to
     it outside training is kept by the shards.
 
+    Parameters that tensor parallelism has split before (DTensors over another dimension of the same mesh) stay split:
+    the rows of each rank's part are sharded over ``mesh``, and ``module.weight`` is a DTensor as it was.
+
     Parameters on the device meta get shards without values. They pass for meta tensors until ``to_empty()``, an
     initialisation or ``load_state_dict()`` has written to them; forward is an error before.
 
@@ -80,11 +84,11 @@ def fully_shard(
     """
     modules = _topmost(module) if isinstance(module, (list, tuple)) else [module]
     check_modules(modules)
-    check_parameters(modules, shard_placement_fn, ignored_params)
     check_not_supported(dp_mesh_dims, offload_policy)
     end_waits_at_ctrl_c()
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
+    check_parameters(modules, shard_placement_fn, ignored_params, mesh)
     engine_options = engine_options if engine_options is not None else default_engine_options()
     arguments = TreeArguments(group_names(mesh), offload_policy, engine_options)
     check_same_arguments(modules, arguments)
@@ -92,8 +96,10 @@ def fully_shard(
     options = _options(
         mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options, makes_unit
     )
-    on_meta = parameters_on_meta(modules)
-    sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
+    with LocalParts(modules, ignored_params) as local_parts:
+        on_meta = parameters_on_meta(modules)
+        sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
+        local_parts.keep()
     _show_sharded_parameters(modules, mesh)
     mark_without_values(modules, on_meta)
     for one in modules:

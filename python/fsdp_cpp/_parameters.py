@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_cpp._conversion import apply_to_module, convert
 from fsdp_cpp._sharded_parameter import ShardedParameter, sharded_parameter_of
+from fsdp_cpp._tensor_parallel import split_spec, whole_behind
 
 # The module of torch through which torch.func.functional_call puts values in the place of parameters for one call.
 _FUNCTIONAL_CALL = "torch.nn.utils._named_member_accessor"
@@ -43,7 +44,7 @@ class Parameters(dict):
 
     def __getitem__(self, name: str) -> Any:
         value = dict.__getitem__(self, name)
-        return value.whole if type(value) is ShardedParameter else value
+        return value.used if type(value) is ShardedParameter else value
 
     def items(self) -> Any:
         _refuse_export()
@@ -62,7 +63,7 @@ class Parameters(dict):
     def __setitem__(self, name: str, value: Any) -> None:
         old = dict.get(self, name)
         if isinstance(value, torch.Tensor) and type(value) is not ShardedParameter:
-            known = sharded_parameter_of(value)
+            known = sharded_parameter_of(whole_behind(value))
             if known is not None:
                 value = known
             elif type(old) is ShardedParameter:
@@ -124,7 +125,7 @@ class Parameters(dict):
         module = self._module()
         if module is None:
             return
-        if type(value) is ShardedParameter:
+        if type(value) is ShardedParameter and split_spec(value.whole) is None:
             module.__dict__[name] = value.whole
         else:
             module.__dict__.pop(name, None)
@@ -174,7 +175,7 @@ def _refuse_export() -> None:
 def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
     """The module's own parameters by name, sharded ones as whole ones; without those that are None."""
     names = [*module._parameters, *getattr(module._parameters, "wholes", ())]  # LocalParameters hides some
-    found = {name: module._parameters[name] for name in names}
+    found = {name: whole_behind(module._parameters[name]) for name in names}
     return {name: value for name, value in found.items() if value is not None and not is_flat_parameter(value)}
 
 

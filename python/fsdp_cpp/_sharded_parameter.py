@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fsdp_cpp._gradient_hooks import call_hooks_when_reduced
 from fsdp_cpp._sharded_view import Origin, ShardedView
+from fsdp_cpp._tensor_parallel import as_split, spec_over_both, split_spec
 
 _whole_class = torch.classes.fsdp_cpp.Whole
 _is_gradient_stand_in = _whole_class.is_gradient_stand_in  # looked up once: that takes longer than a call
@@ -39,8 +40,16 @@ class ShardedParameter(ShardedView):
 
     @property
     def whole(self) -> nn.Parameter:
-        """The parameter as the module computes with it: full shape, gathered on use."""
+        """The parameter as the engine knows it: full shape, gathered on use. Of a parameter that tensor parallelism has
+        split, this rank's local tensor."""
         return self.__dict__["_origin"].whole
+
+    @property
+    def used(self) -> torch.Tensor:
+        """The parameter as the module computes with it: :attr:`whole`, or a DTensor around it."""
+        whole = self.whole
+        split = split_spec(whole)
+        return whole if split is None else as_split(whole, split)
 
     @property
     def data(self) -> ShardedView:  # type: ignore[override]
@@ -289,8 +298,7 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     leaf = _whole_class.leaf(whole)
     rows = leaf.numel() // max(whole.shape[1:].numel(), 1)
     local = _whole_class.local(leaf, (rows, *whole.shape[1:]), whole.stride(), leaf.storage_offset())
-    placements: tuple[Placement, ...] = (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
-    spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), leaf.dtype))
+    spec = _spec(whole, mesh, leaf.dtype)
     parameter = ShardedParameter(local, spec, requires_grad=whole.requires_grad)
     parameter._is_param = True  # an nn.Parameter for isinstance
     parameter.__dict__["_origin"] = Origin(leaf, whole)
@@ -304,6 +312,14 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     global _made
     _made += 1
     return parameter
+
+
+def _spec(whole: nn.Parameter, mesh: DeviceMesh, dtype: torch.dtype) -> DTensorSpec:
+    split = split_spec(whole)
+    if split is not None:
+        return spec_over_both(mesh, split)
+    placements: tuple[Placement, ...] = (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), dtype))
 
 
 def _register_on_whole(reference: weakref.ref[ShardedParameter], hook: Callable[[torch.Tensor], None]) -> Any:

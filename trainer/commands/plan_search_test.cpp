@@ -99,7 +99,8 @@ TEST(PlanSearchCommand, KeysThatAreSetKeepTheirValues) {
   const testing::TemporaryFolder folder;
   const std::string run = "--model " + small_gpt2(folder) + " --cluster 2xa100-40 --search-limit 40";
   const std::string fixed = " --set max_seq_length=16 --set sharding_strategy=shard_grad_op --set fused_loss=false";
-  for (const nlohmann::json& row : searched(run + fixed, 0)["front"]) {
+  const nlohmann::json found = searched(run + fixed, 0);
+  for (const nlohmann::json& row : found["front"]) {
     for (const nlohmann::json& one : row["set"]) {
       EXPECT_THAT(one.get<std::string>(), Not(StartsWith("sharding_strategy")));
       EXPECT_THAT(one.get<std::string>(), Not(StartsWith("fused_loss")));

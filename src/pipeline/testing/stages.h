@@ -138,7 +138,9 @@ class StagesOfRank {
       : StagesOfRank(world, schedule, options_of({}, strategy), options) {}
   StagesOfRank(const Ranks& world, const PipelineSchedule& schedule, const Options& sharding,
                const PipelineOptions& options = {})
-      : mesh_(DeviceMesh::make(world, {{"pp", schedule.ranks()}, {"dp_shard", -1}})) {
+      : micro_batches_(schedule.micro_batches),
+        num_stages_(schedule.stages()),
+        mesh_(DeviceMesh::make(world, {{"pp", schedule.ranks()}, {"dp_shard", -1}})) {
     const ProcessMesh data = mesh_.data_parallel();
     std::vector<PipelineStage> stages;
     for (int index = 0; index < schedule.stages(); ++index) {
@@ -146,8 +148,8 @@ class StagesOfRank {
       auto blocks =
           std::make_shared<Blocks>(kBlocks * index / schedule.stages(), kBlocks * (index + 1) / schedule.stages());
       auto sharded = fully_shard(*blocks, options_of(data, sharding));
-      stages.push_back({index, sharded, [this, blocks, index, &schedule](const auto& inputs, int micro_batch) {
-                          return forward(*blocks, index, schedule, inputs, micro_batch);
+      stages.push_back({index, sharded, [this, blocks, index](const auto& inputs, int micro_batch) {
+                          return forward(*blocks, index, inputs, micro_batch);
                         }});
       modules_.push_back(std::move(blocks));
       sharded_.push_back(std::move(sharded));
@@ -181,13 +183,12 @@ class StagesOfRank {
   ShardedModule& sharded(size_t stage) { return *sharded_.at(stage); }
 
  private:
-  std::vector<at::Tensor> forward(Blocks& blocks, int index, const PipelineSchedule& schedule,
-                                  const std::vector<at::Tensor>& inputs, int micro_batch) {
-    const bool is_first = index == 0, is_last = index == schedule.stages() - 1;
+  std::vector<at::Tensor> forward(Blocks& blocks, int index, const std::vector<at::Tensor>& inputs, int micro_batch) {
+    const bool is_first = index == 0, is_last = index == num_stages_ - 1;
     const at::Tensor hidden =
         blocks.forward(is_first ? samples(step_, micro_batch, mesh_.rank("dp_shard")).to(at::kFloat) : inputs.at(0));
     if (!is_last) return {hidden};
-    const at::Tensor loss = loss_of(hidden, schedule.micro_batches);
+    const at::Tensor loss = loss_of(hidden, micro_batches_);
     return {scaler_ ? scaler_->scale(loss) : loss, loss};
   }
   void update(torch::optim::Optimizer& optimizer) {
@@ -200,6 +201,7 @@ class StagesOfRank {
     scaler_->update();
   }
 
+  int micro_batches_, num_stages_;
   DeviceMesh mesh_;
   std::vector<std::shared_ptr<Blocks>> modules_;
   std::vector<std::shared_ptr<ShardedModule>> sharded_;
