@@ -116,8 +116,8 @@ def refused_by_name(rank, size):
 
     net = fsdp_cpp.fully_shard(nn.Sequential(fsdp_cpp.fully_shard(nn.Linear(4, 4)), nn.Linear(4, 4)))
     parallel = nn.Linear(4, 4)
-    mesh = init_device_mesh("cpu", (size,))
-    parallel.weight = nn.Parameter(distribute_tensor(parallel.weight.detach(), mesh, [Replicate()]))
+    mesh = init_device_mesh("cpu", (size, 1))
+    parallel.weight = nn.Parameter(distribute_tensor(parallel.weight.detach(), mesh, [Replicate(), Shard(0)]))
     actions = {
         "set_custom_all_gather": lambda: net.set_custom_all_gather(None),
         "set_custom_reduce_scatter": lambda: net.set_custom_reduce_scatter(None),
@@ -130,7 +130,7 @@ def refused_by_name(rank, size):
         "_get_fsdp_state": net._get_fsdp_state,
         "S(1)": lambda: fsdp_cpp.fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(1)),
         "dp_mesh_dims": lambda: fsdp_cpp.fully_shard(nn.Linear(4, 4), dp_mesh_dims=DataParallelMeshDims(shard="dp")),
-        "is a DTensor": lambda: fsdp_cpp.fully_shard(parallel),
+        "is a DTensor over 2 dimensions": lambda: fsdp_cpp.fully_shard(parallel),
     }
     return {name: error_of(action) for name, action in actions.items()}
 
