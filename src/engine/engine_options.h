@@ -39,7 +39,7 @@ struct EngineOptions {
   // Whether other modules lie below the one that fully_shard was called on, so that there could be more units than one.
   bool could_have_units_below = false;
   // Tensor parallelism: null without it.
-  std::shared_ptr<tensor_parallel::Exchange> exchange;
+  std::shared_ptr<tensor_parallel::Exchange> exchange = {};
   // Distinguishes several models over one communicator.
   int64_t model = 1;
 };

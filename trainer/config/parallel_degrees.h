@@ -14,7 +14,7 @@ struct ParallelDegrees {
   int64_t data = 1;      // data-parallel ranks: those of the whole model, or of each stage or part
   // Data-parallel ranks that share one copy, if a key says so: sharding_factor, data_parallel_shard_degree or
   // data_parallel_replicate_degree.
-  std::optional<int64_t> shard_group;
+  std::optional<int64_t> shard_group = {};
 
   // Whether the data-parallel ranks of a group hold a part of the model only.
   bool divides_model() const { return pipeline > 1 || tensor > 1; }
