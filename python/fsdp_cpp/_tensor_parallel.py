@@ -59,8 +59,8 @@ def check_split(name: str, parameter: DTensor, mesh: DeviceMesh) -> None:
 
 
 class LocalParts:
-    """Takes the place of split parameters by their local tensors, so that the engine can shard these; puts them back
-    unless :meth:`keep` is called."""
+    """Puts this rank's local tensors in the places of split parameters, so that the engine can shard them, and puts the
+    split ones back at the end unless :meth:`keep` was called."""
 
     def __init__(self, modules: list[nn.Module], ignored: set[nn.Parameter] | None) -> None:
         self._replaced: list[tuple[nn.Module, str, DTensor]] = []
@@ -146,6 +146,7 @@ class _Part(torch.Tensor):
     """
 
     _tensor: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, tensor: torch.Tensor) -> _Part:
