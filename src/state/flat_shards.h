@@ -14,6 +14,7 @@ struct FlatShard {
   std::string name;
   FlatShardLayout layout;
   const flat::FlatParameter* flat;
+  const ShardedModule* model;
 };
 
 // A model, or a stage of a pipeline, and the beginning of its keys in local state dicts. Two stages may have units and

@@ -89,7 +89,7 @@ class LocalModelLoader final : public state::Loader {
       if (loaded.count(shard.name) == 0) continue;
       shard.flat->shard().detach().copy_(values_.shards.at(shard.name).shard);
       seams::bump_version(shard.flat->shard());
-      for (const state::KeyedModel& keyed : models_) keyed.model.page_out();
+      shard.model->page_out();
     }
     for (auto& [name, value] : unsharded_) {
       if (loaded.count(name) > 0) value.copy_(values_.unsharded.at(name));

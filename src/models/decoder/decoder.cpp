@@ -77,9 +77,10 @@ std::vector<RotaryFactors> DecoderModelImpl::all_rotary_factors(int64_t sequence
   std::vector<RotaryFactors> factors;
   for (const RopeConfig& rope : ropes_) {
     factors.push_back(rotary_factors(rope, documents.longest(sequence), options));
-    if (documents.are_sequences()) continue;
-    factors.back() = at_positions(factors.back(), documents.positions(options.device()));
   }
+  if (documents.are_sequences()) return factors;
+  const at::Tensor positions = documents.positions(options.device());
+  for (RotaryFactors& one : factors) one = at_positions(one, positions);
   return factors;
 }
 
