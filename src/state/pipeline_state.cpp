@@ -13,8 +13,6 @@
 #include "state/gathered_optimizer.h"
 #include "state/held_leaves.h"
 #include "state/host_copy.h"
-#include "state/load_together.h"
-#include "state/local_state.h"
 #include "state/memory_order.h"
 #include "state/memory_sources.h"
 #include "state/merged_groups.h"
@@ -22,6 +20,7 @@
 #include "state/model_parts.h"
 #include "state/name_map.h"
 #include "state/optimizer_loader.h"
+#include "state/pipelined_parts.h"
 #include "state/rank0_source.h"
 #include "state/received_tensors.h"
 #include "state/sharded_state.h"
@@ -32,41 +31,16 @@ namespace {
 
 using nlohmann::json;
 using state::HeldPart;
+using state::load_stages;
 using state::ModelPart;
+using state::parts_of;
 using Names = std::vector<std::string>;
-
-state::ModelParts parts_of(const PipelinedModel& model) {
-  TORCH_CHECK(!model.stages.empty(), "PipelinedModel: ", model.mesh.where(), " has no stage");
-  state::ModelParts parts;
-  for (const CheckpointedStage& stage : model.stages) parts.push_back({stage.model, stage.module, stage.index});
-  return parts;
-}
 
 c10::Device device_of(const state::ModelParts& parts) { return parts.front().model.engine().device(); }
 
 // With all names in the whole model.
 std::vector<HeldPart> held_by(const PipelinedModel& model) {
   return state::with_aliases(state::held_parts(parts_of(model)), model.aliases);
-}
-
-// ---------------------------------------------------------------- local state dicts
-
-std::string key_prefix(const CheckpointedStage& stage) { return c10::str("stage_", stage.index, "/"); }
-
-state::KeyedModels keyed_models(const PipelinedModel& model) {
-  state::KeyedModels models;
-  for (const CheckpointedStage& stage : model.stages) models.push_back({stage.model, key_prefix(stage)});
-  return models;
-}
-
-state::NamedTensors keyed_unsharded(const PipelinedModel& model) {
-  state::NamedTensors tensors;
-  for (const CheckpointedStage& stage : model.stages) {
-    for (const auto& [name, value] : state::unsharded_tensors(stage.model, stage.module)) {
-      tensors.emplace_back(key_prefix(stage) + name, value);
-    }
-  }
-  return tensors;
 }
 
 // ---------------------------------------------------------------- stages
@@ -209,13 +183,6 @@ state::SavedOptimizer received_optimizer(const PipelinedModel& model, const std:
   saved.tensors = std::make_shared<state::ReceivedTensors>(own.tensors.get(), std::move(descriptions), wanted,
                                                            *model.mesh.world(), device_of(parts));
   return saved;
-}
-
-// `make`: the loader of this rank's stages.
-LoadReport load_stages(const PipelinedModel& model, const std::string& what, bool strict,
-                       const std::function<std::unique_ptr<state::Loader>()>& make) {
-  return state::load_together(state::exchange_in(*model.mesh.world(), what), what, strict, make,
-                              state::stages_text(parts_of(model)));
 }
 
 LoadReport load_model(const PipelinedModel& model, const std::string& what, const state::TensorSource& source,
@@ -382,28 +349,6 @@ LoadReport load_sharded_optimizer_state(const PipelinedModel& model, OptimizerSt
   const at::NoGradGuard no_grad;
   return load_optimizer(model, "load_sharded_optimizer_state", optimizer, state::saved_from(state), options.rename,
                         options.strict, options.optimizer_options);
-}
-
-// ---------------------------------------------------------------- local
-
-LocalStateDict local_state_dict(const PipelinedModel& model, const ShardedStateOptions& options) {
-  return state::local_values(keyed_models(model), keyed_unsharded(model), options);
-}
-
-LoadReport load_local_state_dict(const PipelinedModel& model, const LocalStateDict& values, bool strict) {
-  return load_stages(model, "load_local_state_dict", strict,
-                     [&] { return state::local_loader(keyed_models(model), keyed_unsharded(model), values); });
-}
-
-LocalOptimizerState local_optimizer_state(const PipelinedModel& model, const OptimizerState& optimizer,
-                                          const ShardedStateOptions& options) {
-  return state::local_optimizer(keyed_models(model), optimizer, options);
-}
-
-LoadReport load_local_optimizer_state(const PipelinedModel& model, OptimizerState& optimizer,
-                                      const LocalOptimizerState& state, bool strict) {
-  return load_stages(model, "load_local_optimizer_state", strict,
-                     [&] { return state::local_optimizer_loader(keyed_models(model), optimizer, state); });
 }
 
 }  // namespace fsdp
