@@ -1,4 +1,6 @@
 // Gradient accumulation with communication, without it, and with it in the shard group only.
+#include <array>
+
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "support/nets/tiny_lm.h"
@@ -200,6 +202,21 @@ TEST(NoSync, ReducesUnitsThatTheLastPassDoesNotUse) {
             << name << leaf.grad();
       }
     }
+  });
+}
+
+TEST(NoSync, PassesUpToAReductionAreAStep) {
+  run_ranks(2, [&](Ranks world) {
+    TinyLM model = make_tiny_lm({}, at::kDouble);
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
+    std::vector<std::array<int64_t, 3>> counts;
+    for (int pass = 0; pass < 2 * kPasses; ++pass) {
+      run_pass(Way::kNoSync, pass % kPasses, *sharded, model, world->rank(), pass / kPasses);
+      const EngineStats stats = sharded->diagnostics().stats();
+      counts.push_back({stats.steps, stats.forwards_of_step, stats.backwards_of_step});
+    }
+    EXPECT_EQ(counts,
+              (std::vector<std::array<int64_t, 3>>{{0, 1, 1}, {0, 2, 2}, {1, 0, 0}, {1, 1, 1}, {1, 2, 2}, {2, 0, 0}}));
   });
 }
 

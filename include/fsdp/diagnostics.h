@@ -19,6 +19,10 @@ namespace fsdp {
 // Counters since fully_shard, for tests and benchmarks.
 struct EngineStats {
   int64_t units = 0;  // current number
+  // A step ends with the first backward that reduces gradients. Forwards without a backward between them count as one.
+  int64_t steps = 0;              // that have ended
+  int64_t forwards_of_step = 0;   // since the last step ended
+  int64_t backwards_of_step = 0;  // since the last step ended
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;

@@ -80,7 +80,7 @@ void Gradients::settle(const std::vector<at::Tensor>& wholes) {
   const engine::Engine* settled = nullptr;
   for (const at::Tensor& whole : wholes) {
     engine::Engine& engine = unit_of_whole(whole, "settle").engine();
-    if (&engine != std::exchange(settled, &engine)) engine.settle_gradients();
+    if (&engine != std::exchange(settled, &engine)) engine.passes().settle_gradients();
   }
 }
 

@@ -7,7 +7,9 @@
 #include <sstream>
 
 #include "base/text_digest.h"
-#include "engine/engine.h"
+#include "engine/unit_tree.h"
+#include "schedule/residency.h"
+#include "schedule/use_record.h"
 
 namespace fsdp::engine {
 namespace {
@@ -65,19 +67,19 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
   }
 }
 
-}  // namespace
-
-std::string describe_sharding(const Engine& engine) {
+// Returns the facts as text, one line for each.
+std::string describe_sharding(const UnitContext& context, const UnitTree& tree) {
   std::ostringstream out;
-  const ProcessMesh& mesh = engine.mesh();
+  const EngineOptions& tree_options = context.options;
+  const ProcessMesh& mesh = tree_options.mesh;
   out << "world size " << mesh.size() << (mesh.is_2d() ? c10::str(", shard groups of ", mesh.shard->size()) : "")
       << "\n"
-      << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
-      << "shard_cut " << to_string(engine.options().shard_cut) << "\n"
-      << "device type " << engine.device().type() << "\n";
-  describe_overlap(out, engine.options().overlap);
-  out << "collective_check " << check_text(engine.options().collective_check) << "\n";
-  for (const auto& unit : engine.units()) {
+      << "use_orig_params " << (tree_options.use_orig_params ? "true" : "false") << "\n"
+      << "shard_cut " << to_string(tree_options.shard_cut) << "\n"
+      << "device type " << context.device().type() << "\n";
+  describe_overlap(out, tree_options.overlap);
+  out << "collective_check " << check_text(tree_options.collective_check) << "\n";
+  for (const auto& unit : tree.units()) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "
         << reshard_text(options.reshard_after_forward) << ", reshard_after_backward "
@@ -92,8 +94,6 @@ std::string describe_sharding(const Engine& engine) {
   }
   return out.str();
 }
-
-namespace {
 
 // `where`: this rank. `rank_of`: returns the number among all ranks of a rank in the group.
 void compare_over(Communicator& group, const std::string& text, const std::string& where,
@@ -115,9 +115,9 @@ void compare_over(Communicator& group, const std::string& text, const std::strin
 
 }  // namespace
 
-void compare_sharding(Engine& engine) {
-  const ProcessMesh& mesh = engine.mesh();
-  std::string text = describe_sharding(engine);
+void compare_sharding(const UnitContext& context, const UnitTree& tree) {
+  const ProcessMesh& mesh = context.options.mesh;
+  std::string text = describe_sharding(context, tree);
   if (mesh.world) {
     compare_over(*mesh.world, text, mesh.where(), [&](int rank) { return mesh.world->world_rank(rank); });
     return;

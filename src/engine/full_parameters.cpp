@@ -138,12 +138,12 @@ void check_whole(const Unit& unit) {
 void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body) {
   check(options, engine);
   for (const auto& unit : engine.units()) check_whole(*unit);
-  engine.settle_gradients();
+  engine.passes().settle_gradients();
   std::vector<Unit*> units = engine.tree().all();
   if (!options.recurse) std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
   std::deque<SummonedGradients> gradients;
   if (options.with_grads) {
-    engine.prepare();
+    engine.preparation().ensure();
     for (Unit* unit : units) gradients.emplace_back(*unit);
   }
   const auto run = [&] {
@@ -157,7 +157,7 @@ void summon_full_params(Engine& engine, const SummonOptions& options, const std:
 
 void for_each_full_parameter(Engine& engine, const std::function<void(const std::string&, const at::Tensor&)>& visit,
                              const FullParameterOptions& options) {
-  engine.prepare();
+  engine.preparation().ensure();
   const bool visits = !options.rank0_only || engine.mesh().is_first();
   for (const auto& unit : engine.units()) {
     unit->check_membership();

@@ -132,8 +132,8 @@ void update_flat(Unit& unit, size_t index, OwnersOfTree& owners, const Update& u
 }  // namespace
 
 void update_whole_parameters(Engine& engine, const Update& update) {
-  engine.prepare();
-  engine.settle_gradients();
+  engine.preparation().ensure();
+  engine.passes().settle_gradients();
   OwnersOfTree owners;
   for (const auto& unit : engine.units()) {
     unit->check_membership();

@@ -2,8 +2,14 @@
 #pragma once
 
 #include <optional>
+#include <vector>
+
+#include "fsdp/options.h"
 
 namespace fsdp::engine {
+
+class Engine;
+class Unit;
 
 // Changes only while no backward runs.
 struct UnitSwitches {
@@ -14,5 +20,11 @@ struct UnitSwitches {
   // Whether backward gathers the unit ahead of its use.
   bool unshard_in_backward = true;
 };
+
+// ShardedModule's functions of these names for these units of an engine. Ranks compare the switches, and make groups
+// for them, when a unit is used next.
+void set_reshard_after_forward(Engine& engine, const std::vector<Unit*>& units, const ReshardAfterForward& reshard);
+void set_reshard_after_backward(Engine& engine, const std::vector<Unit*>& units, bool on);
+void set_unshard_in_backward(Engine& engine, const std::vector<Unit*>& units, bool on);
 
 }  // namespace fsdp::engine

@@ -52,7 +52,7 @@ constexpr size_t kDigestLength = 32;
 
 WriteThrough::WriteThrough(Unit& unit, std::string op)
     : unit_(unit), op_(std::move(op)), copies_(unit.flat_parameters().size()) {
-  unit_.engine().prepare();
+  unit_.engine().preparation().ensure();
   unit_.check_membership();
   check_writable();
   for (size_t i = 0; i < copies_.size(); ++i) {

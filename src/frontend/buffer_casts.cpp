@@ -9,7 +9,7 @@ void cast_own(torch::nn::Module& module, at::ScalarType dtype, engine::Engine& e
   for (auto& entry : module.named_buffers(/*recurse=*/false)) {
     at::Tensor buffer = entry.value();
     if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != dtype) {
-      engine.add_buffer({buffer, buffer.scalar_type(), dtype});
+      engine.precision().add({buffer, buffer.scalar_type(), dtype});
       buffer.set_data(buffer.to(dtype));
     }
   }

@@ -28,6 +28,6 @@ std::string Diagnostics::explain_out_of_memory(const std::exception& error,
 
 std::string Diagnostics::collective_log() const { return engine_->current().collective_log(); }
 
-void Diagnostics::verify_sharding() { engine_->current().compare_again(); }
+void Diagnostics::verify_sharding() { engine_->current().preparation().repeat(); }
 
 }  // namespace fsdp

@@ -139,7 +139,7 @@ void ShardedModule::with_backward_options(const BackwardOptions& options, const 
   body();
 }
 
-void ShardedModule::reduce_gradients() { engine().reduce_accumulated(); }
+void ShardedModule::reduce_gradients() { engine().passes().reduce_accumulated(); }
 
 void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
   check_factor(factor);
@@ -159,26 +159,27 @@ void ShardedModule::set_gradient_divide_factor(const torch::nn::Module& module, 
 void ShardedModule::set_reshard_after_forward(const ReshardAfterForward& reshard) {
   const Units units = all_units(engine(), "set_reshard_after_forward");
   check_reshard(units, reshard);
-  engine().set_reshard_after_forward(units, reshard);
+  engine::set_reshard_after_forward(engine(), units, reshard);
 }
 
 void ShardedModule::set_reshard_after_forward(const torch::nn::Module& module, const ReshardAfterForward& reshard,
                                               bool recurse) {
   const Units units = units_of(engine(), module, recurse, "set_reshard_after_forward");
   check_reshard(units, reshard);
-  engine().set_reshard_after_forward(units, reshard);
+  engine::set_reshard_after_forward(engine(), units, reshard);
 }
 
 void ShardedModule::set_reshard_after_backward(bool on) {
-  engine().set_reshard_after_backward(all_units(engine(), "set_reshard_after_backward"), on);
+  engine::set_reshard_after_backward(engine(), all_units(engine(), "set_reshard_after_backward"), on);
 }
 
 void ShardedModule::set_reshard_after_backward(const torch::nn::Module& module, bool on, bool recurse) {
-  engine().set_reshard_after_backward(units_of(engine(), module, recurse, "set_reshard_after_backward"), on);
+  engine::set_reshard_after_backward(engine(), units_of(engine(), module, recurse, "set_reshard_after_backward"), on);
 }
 
 void ShardedModule::set_unshard_in_backward(const torch::nn::Module& module, bool on) {
-  engine().set_unshard_in_backward(units_of(engine(), module, /*recurse=*/false, "set_unshard_in_backward"), on);
+  engine::set_unshard_in_backward(engine(), units_of(engine(), module, /*recurse=*/false, "set_unshard_in_backward"),
+                                  on);
 }
 
 }  // namespace fsdp

@@ -12,7 +12,7 @@
 namespace fsdp {
 
 std::vector<std::pair<std::string, at::Tensor>> ShardedModule::named_parameters() const {
-  engine().follow_requires_grad();
+  engine().preparation().follow_requires_grad();
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& unit : engine().units()) {
     for (size_t number = 0; number < unit->flat_parameters().size(); ++number) {
@@ -57,11 +57,11 @@ void ShardedModule::set_requires_grad(const at::Tensor& parameter, bool on) {
   TORCH_CHECK(unit && &unit->engine() == &engine() && unit->parameter(owner->index).tensor.is_same(parameter),
               "fsdp: set_requires_grad: a tensor is not a parameter of this module");
   parameter.set_requires_grad(on);
-  engine().follow_requires_grad();
+  engine().preparation().follow_requires_grad();
 }
 
 void ShardedModule::zero_grad(bool set_to_none) {
-  engine().discard_accumulated();
+  engine().passes().discard_accumulated();
   for (const at::Tensor& leaf : parameters()) {
     at::Tensor& gradient = leaf.mutable_grad();
     if (set_to_none) {
@@ -168,9 +168,9 @@ void UnshardHandle::wait() {
   if (engine_) engine_->gatherer().wait_for(units_);
   engine_.reset();
 }
-void ShardedModule::set_full_precision(bool on) { engine().set_full_precision(on); }
-bool ShardedModule::full_precision() const { return engine().full_precision(); }
-void ShardedModule::reset() { engine().reset(); }
+void ShardedModule::set_full_precision(bool on) { engine().precision().set(on); }
+bool ShardedModule::full_precision() const { return engine().precision().on(); }
+void ShardedModule::reset() { engine().passes().reset(); }
 void ShardedModule::cut_units() { engine().cut_units(); }
 ExecutionOrder ShardedModule::execution_order() const { return engine().cutter().execution_order(); }
 

@@ -36,7 +36,7 @@ void add_seen(const engine::FlatGradient* gradient, optim::NormSum& sum) {
 // Returns the norm over all ranks.
 at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
   at::NoGradGuard no_grad;
-  engine.settle_gradients();
+  engine.passes().settle_gradients();
   // The norm of each rank's gradients, by the groups over which it must be added up: the same groups in the same order
   // on all ranks. Replicas hold the same gradients.
   std::vector<std::pair<optim::NormGroups, optim::NormSum>> parts;

@@ -39,7 +39,7 @@ double in_fp32(double value) { return static_cast<float>(value); }
 // Multiplies this rank's gradients in place by 1 / `scale`. Returns whether any of them is not finite.
 bool unscale_gradients(ShardedModule& sharded, double scale) {
   const at::NoGradGuard no_grad;
-  sharded.engine().settle_gradients();
+  sharded.engine().passes().settle_gradients();
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel requires one dtype
   for (const at::Tensor& leaf : sharded.parameters()) {
     if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {

@@ -74,7 +74,7 @@ std::vector<double> parameter_norms(ShardedModule& sharded, const std::vector<at
 std::vector<double> parameter_norms(ShardedModule& sharded, NormOf what, double norm_type) {
   std::vector<at::Tensor> values = sharded.parameters();
   if (what == NormOf::kGradient) {
-    sharded.engine().settle_gradients();
+    sharded.engine().passes().settle_gradients();
     for (at::Tensor& value : values) value = value.grad();
   }
   return parameter_norms(sharded, values, norm_type);

@@ -54,14 +54,14 @@ std::vector<engine::Unit*> every_other_unit(ShardedRun& run) {
 
 void switch_after_backward(ShardedRun& run) {
   for (engine::Unit* unit : every_other_unit(run)) {
-    run.sharded().engine().set_reshard_after_backward({unit}, unit->stays_after_backward());
+    engine::set_reshard_after_backward(run.sharded().engine(), {unit}, unit->stays_after_backward());
   }
 }
 
 void switch_after_forward(ShardedRun& run) {
   for (engine::Unit* unit : every_other_unit(run)) {
     if (!reshards_after_forward(unit->options().strategy)) continue;
-    run.sharded().engine().set_reshard_after_forward({unit}, unit->stays_gathered());
+    engine::set_reshard_after_forward(run.sharded().engine(), {unit}, unit->stays_gathered());
   }
 }
 

@@ -101,7 +101,7 @@ class EngineForPython : public torch::CustomClassHolder {
   double clip_grad_norm_(double max_norm) { return ShardedModule(engine_).clip_grad_norm_(max_norm).item<double>(); }
   void unshard() { engine_->unshard(engine_->tree().all(), /*async_op=*/false); }
   void reshard() { engine_->gatherer().reshard_all(); }
-  void reset() { engine_->reset(); }
+  void reset() { engine_->passes().reset(); }
   void check_membership() { engine_->tree().check_membership(); }
   int64_t gathered_units() { return engine_->stats().gathered_units; }
   int64_t gradient_buffer_bytes() { return engine_->stats().gradient_buffer_bytes; }
