@@ -97,6 +97,91 @@ TEST_P(RowCut, TheModuleHasWholeParametersWithTheirStrides) {
   });
 }
 
+// Options::shard_dim: the last dimension of matrices, the middle one of tensors with three.
+int64_t inner_dimension(const torch::Tensor& parameter) { return parameter.dim() / 2; }
+
+Options inner_options(const World& world) {
+  Options options = row_options(world);
+  options.shard_dim = inner_dimension;
+  return options;
+}
+
+Tensors deep_tensors() {
+  return {numbers({3, 7}), numbers({5}),       numbers({2, 4}),     numbers({}),        numbers({3, 0}),
+          numbers({0, 3}), numbers({2, 5, 3}), numbers({8, 5}).t(), numbers({1, 6, 1}), numbers({4, 1})};
+}
+
+TEST_P(RowCut, ALeafHoldsSlicesOfAnotherDimension) {
+  on_ranks([](const World& world) {
+    Bag bag(deep_tensors());
+    auto sharded = fully_shard(bag, inner_options(world));
+    for (const ShardSlice& slice : sharded->shard_slices()) {
+      const torch::Tensor whole = deep_tensors().at(std::stoul(slice.fqn.substr(1)));
+      const int64_t dim = inner_dimension(whole);
+      const torch::Tensor want = rows_of(whole.dim() == 0 ? whole : whole.movedim(dim, 0), world);
+      ASSERT_EQ(slice.end - slice.begin, want.numel()) << slice.fqn;
+      if (want.numel() == 0) continue;
+      std::vector<int64_t> sizes = slice.sizes;
+      if (!sizes.empty()) sizes[dim] = want.size(0);
+      const torch::Tensor got = slice.data.as_strided(sizes, slice.strides);
+      const torch::Tensor rows = got.dim() == 0 ? got.unsqueeze(0) : got.movedim(dim, 0);
+      EXPECT_TRUE(same_bits(rows.contiguous(), want.contiguous())) << slice.fqn;
+    }
+    const Tensors want = deep_tensors();
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
+    }
+  });
+}
+
+// Gradients, the optimizer's step and states are those of the cut by the first dimension.
+TEST_P(RowCut, SlicesOfAnotherDimensionTrainAsRowsDo) {
+  on_ranks([](const World& world) {
+    const auto train = [&](const Options& options) {
+      Bag bag(deep_tensors());
+      auto sharded = fully_shard(bag, options);
+      torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        torch::Tensor loss = torch::zeros({});
+        for (const torch::Tensor& parameter : bag->parameters()) {
+          loss = loss + (parameter.pow(3) * (world->rank() + 1)).sum();
+        }
+        loss.backward();
+        optimizer.step();
+      }
+      Tensors values;
+      for (const torch::Tensor& parameter : bag->parameters()) values.push_back(parameter.detach().clone());
+      return values;
+    };
+    const Tensors want = train(row_options(world)), got = train(inner_options(world));
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(same_bits(got[i].contiguous(), want[i].contiguous())) << i;
+    }
+  });
+}
+
+TEST_P(RowCut, StatesOfSlicesLoadIntoRowsAndBack) {
+  on_ranks([](const World& world) {
+    const auto zeros = [] {
+      Tensors tensors = deep_tensors();
+      for (torch::Tensor& tensor : tensors) tensor = torch::zeros_like(tensor);
+      return tensors;
+    };
+    for (const auto& [from, to] :
+         {std::pair(row_options(world), inner_options(world)), std::pair(inner_options(world), row_options(world))}) {
+      Bag source(deep_tensors()), full(zeros());
+      auto sharded_source = fully_shard(source, from), sharded_full = fully_shard(full, to);
+      const FullStateDict values = full_state_dict(*sharded_source, *source);
+      load_full_state_dict(*sharded_full, *full, values);
+      const Tensors want = deep_tensors();
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(same_bits(full->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
+      }
+    }
+  });
+}
+
 TEST_P(RowCut, OneCollectiveForEachUnit) {
   on_ranks([](const World& world) {
     auto model = testing::make_tiny_lm({});
@@ -167,6 +252,39 @@ TEST(RowCutErrors, ALocalStateDictOfTheOtherCutIsRefused) {
     auto sharded_flat = fully_shard(flat, options);
     const LocalStateDict values = local_state_dict(*sharded_rows, *rows);
     expect_error([&] { load_local_state_dict(*sharded_flat, *flat, values); }, {"cut rows", "cut flat"});
+  });
+}
+
+TEST(RowCutErrors, ALocalStateDictOfAnotherDimensionIsRefused) {
+  run_ranks(2, [](const World& world) {
+    Bag rows(Tensors{numbers({4, 4})}), columns(Tensors{numbers({4, 4})});
+    auto sharded_rows = fully_shard(rows, row_options(world));
+    auto sharded_columns = fully_shard(columns, inner_options(world));
+    const LocalStateDict values = local_state_dict(*sharded_rows, *rows);
+    expect_error([&] { load_local_state_dict(*sharded_columns, *columns, values); },
+                 {"'p0'", "cut in dimension 0", "cut in dimension 1"});
+  });
+}
+
+TEST(RowCutErrors, DimensionsThatAreNotThere) {
+  run_ranks(2, [](const World& world) {
+    Options options = row_options(world);
+    options.shard_dim = [](const torch::Tensor&) { return 2; };
+    Bag bag(Tensors{numbers({4, 4})});
+    expect_error([&] { fully_shard(bag, options); }, {"shard_dim returned 2", "'p0'", "[4, 4]"});
+    options.shard_dim = inner_dimension;
+    options.shard_cut = ShardCut::kFlat;
+    expect_error([&] { fully_shard(bag, options); }, {"shard_dim needs shard_cut=kRows"});
+  });
+}
+
+TEST(RowCutErrors, RanksThatCutInOtherDimensionsAreNamed) {
+  run_ranks(2, [](const World& world) {
+    Options options = row_options(world);
+    options.shard_dim = [&](const torch::Tensor&) { return world->rank(); };
+    Bag bag(Tensors{numbers({4, 4})});
+    auto sharded = fully_shard(bag, options);
+    expect_error([&] { bag->parameters()[0].sum(); }, {"rank 0 has", "cut in dimension 0", "cut in dimension 1"});
   });
 }
 

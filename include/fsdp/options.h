@@ -90,6 +90,11 @@ struct Options {
   // How a unit's parameters are dealt to the ranks of its shard group: shard_cut.h. Checkpoints of both cuts load each
   // other, except local state dicts (state_dict.h).
   ShardCut shard_cut = ShardCut::kFlat;
+  // With ShardCut::kRows: returns the dimension that is cut of a parameter, 0 … dim() - 1, as shard_placement_fn of
+  // PyTorch's FSDP2. Must return the same on all ranks. Whole parameters that are cut in another dimension than the
+  // first one have strides with which that dimension is the outermost: they are not contiguous. Unset: the first
+  // dimension.
+  std::function<int64_t(const at::Tensor& parameter)> shard_dim;
   // Device on which parameters are gathered and used, and on which shards live unless they are offloaded. Buffers in
   // host memory move there; ignored parameters and modules stay where they are. Unset: the device of the parameters,
   // which must then not be meta.

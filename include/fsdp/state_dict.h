@@ -109,14 +109,18 @@ LoadReport load_sharded_state_dict(ShardedModule& model, torch::nn::Module& modu
 struct FlatShardLayout {
   std::vector<std::string> fqns;  // of the parameters, in memory order; the first name of each
   std::vector<int64_t> numels;    // of the whole parameters
-  int64_t rank = 0;               // index among the `factor` shards
+  // The strides of the whole parameters, and the dimension in which each is cut (Options::shard_dim).
+  std::vector<std::vector<int64_t>> strides;
+  std::vector<int64_t> shard_dims;
+  int64_t rank = 0;  // index among the `factor` shards
   int64_t factor = 1;
   int64_t shard_numel = 0;  // padding included
   int64_t padding = 0;      // elements of padding, summed over all ranks
   ShardCut cut = ShardCut::kFlat;
   bool operator==(const FlatShardLayout& other) const {
-    return std::tie(fqns, numels, rank, factor, shard_numel, padding, cut) ==
-           std::tie(other.fqns, other.numels, other.rank, other.factor, other.shard_numel, other.padding, other.cut);
+    return std::tie(fqns, numels, strides, shard_dims, rank, factor, shard_numel, padding, cut) ==
+           std::tie(other.fqns, other.numels, other.strides, other.shard_dims, other.rank, other.factor,
+                    other.shard_numel, other.padding, other.cut);
   }
 };
 

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <initializer_list>
+#include <unordered_map>
+#include <utility>
 
 #include "fsdp/backward_prefetch.h"
 #include "fsdp/debug_options.h"
@@ -65,6 +67,16 @@ void OptionsForPython::set_layout(bool use_orig_params, bool rows) {
   options_.shard_cut = rows ? ShardCut::kRows : ShardCut::kFlat;
 }
 
+void OptionsForPython::set_shard_dims(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& dims) {
+  TORCH_CHECK(parameters.size() == dims.size(), "fsdp: ", parameters.size(), " parameters and ", dims.size(), " dims");
+  std::unordered_map<const c10::TensorImpl*, int64_t> known;
+  for (size_t i = 0; i < dims.size(); ++i) known[parameters[i].unsafeGetTensorImpl()] = dims[i];
+  options_.shard_dim = [known = std::move(known)](const at::Tensor& parameter) {
+    const auto found = known.find(parameter.unsafeGetTensorImpl());
+    return found == known.end() ? 0 : found->second;
+  };
+}
+
 void OptionsForPython::set_overlap(const std::string& backward_prefetch, bool forward_prefetch, bool limit_all_gathers,
                                    int64_t max_gathered_units, bool one_communicator) {
   options_.backward_prefetch = by_name("backward prefetch", backward_prefetch,
@@ -100,6 +112,7 @@ void register_options(torch::Library& library) {
       .def("set_full_precision_classes", &OptionsForPython::set_full_precision_classes)
       .def("set_offload", &OptionsForPython::set_offload)
       .def("set_layout", &OptionsForPython::set_layout)
+      .def("set_shard_dims", &OptionsForPython::set_shard_dims)
       .def("set_initialization", &OptionsForPython::set_initialization)
       .def("ignore", &OptionsForPython::ignore)
       .def("set_overlap", &OptionsForPython::set_overlap)

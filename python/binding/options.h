@@ -34,6 +34,8 @@ class OptionsForPython : public torch::CustomClassHolder {
   }
   void set_offload(bool on, const std::optional<std::string>& path);
   void set_layout(bool use_orig_params, bool rows);
+  // Sets the dimensions in which these parameters are cut; all others are cut in the first one.
+  void set_shard_dims(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& dims);
   void set_initialization(bool sync_module_states) { options_.sync_module_states = sync_module_states; }
   void ignore(const std::vector<at::Tensor>& parameters) { options_.ignored_parameters = parameters; }
   void set_overlap(const std::string& backward_prefetch, bool forward_prefetch, bool limit_all_gathers,

@@ -47,6 +47,11 @@ std::string Whole::fqn(const at::Tensor& whole) {
   return unit.parameter(owner_of_whole(whole)->index).fqn;
 }
 
+int64_t Whole::shard_dim(const at::Tensor& whole) {
+  engine::Unit& unit = unit_of_whole(whole, "shard_dim");
+  return unit.parameter(owner_of_whole(whole)->index).shard_dim;
+}
+
 std::string Whole::unit_name(const at::Tensor& whole) { return unit_of_whole(whole, "unit_name").name(); }
 
 void Whole::check_membership(const at::Tensor& whole) {
@@ -75,6 +80,7 @@ void register_whole(torch::Library& library) {
       .def_static("local", &Whole::local)
       .def_static("is_gradient_stand_in", &Whole::is_gradient_stand_in)
       .def_static("fqn", &Whole::fqn)
+      .def_static("shard_dim", &Whole::shard_dim)
       .def_static("unit_name", &Whole::unit_name)
       .def_static("check_membership", &Whole::check_membership)
       .def_static("share_version", &Whole::share_version)

@@ -34,6 +34,8 @@ class Whole : public torch::CustomClassHolder {
   // Whether the tensor stands for a gradient that lives in the shards, as the gradient of a whole parameter does.
   static bool is_gradient_stand_in(const at::Tensor& tensor);
   static std::string fqn(const at::Tensor& whole);
+  // Returns the dimension that the cut by rows cuts.
+  static int64_t shard_dim(const at::Tensor& whole);
   static std::string unit_name(const at::Tensor& whole);
   // Throws if a parameter of its tree has left the engine: its data or the parameter itself was replaced.
   static void check_membership(const at::Tensor& whole);

@@ -32,7 +32,9 @@ def check_modules(modules: list[nn.Module]) -> None:
 
 def check_parameters(
     modules: list[nn.Module], placement: PlacementFunction | None, ignored: set[nn.Parameter] | None, mesh: DeviceMesh
-) -> None:
+) -> dict[nn.Parameter, int]:
+    """Checks the parameters to shard. Returns the dimensions in which they are cut, where that is not the first one."""
+    shard_dims: dict[nn.Parameter, int] = {}
     for name, parameter in _parameters_to_shard(modules, ignored):
         if parameter.dim() == 0:
             raise ValueError(
@@ -45,7 +47,10 @@ def check_parameters(
                 f"fsdp_cpp: fully_shard: parameter '{name}': FSDP does not support non-contiguous parameters yet: "
                 f"{parameter.shape=} {parameter.stride()=}"
             )
-        _check_placement(name, parameter, placement)
+        dim = _shard_dim(name, parameter, placement)
+        if dim:
+            shard_dims[parameter] = dim
+    return shard_dims
 
 
 def _parameters_to_shard(
@@ -58,16 +63,23 @@ def _parameters_to_shard(
                 yield name, parameter
 
 
-def _check_placement(name: str, parameter: nn.Parameter, placement: PlacementFunction | None) -> None:
+def _shard_dim(name: str, parameter: nn.Parameter, placement: PlacementFunction | None) -> int:
     wanted = placement(parameter) if placement is not None else None
-    if wanted is None or (isinstance(wanted, Shard) and wanted.dim in (0, -parameter.dim())):
-        return
-    if isinstance(wanted, Shard) or hasattr(wanted, "mesh_info"):
+    if wanted is None:
+        return 0
+    if hasattr(wanted, "mesh_info"):
         raise NotImplementedError(
-            f"fsdp_cpp: fully_shard: shard_placement_fn asks for {wanted} of parameter '{name}'; only Shard(0) over "
-            "the mesh of the call is supported"
+            f"fsdp_cpp: fully_shard: shard_placement_fn asks for {wanted} of parameter '{name}'; only placements over "
+            "the mesh of the call are supported"
         )
-    raise ValueError(f"Invalid shard_placement_fn result: {wanted}")
+    if type(wanted) is not Shard:
+        raise ValueError(f"Invalid shard_placement_fn result: {wanted} for parameter '{name}'")
+    if not -parameter.dim() <= wanted.dim < parameter.dim():
+        raise AssertionError(
+            f"fsdp_cpp: fully_shard: parameter '{name}': Shard dim {wanted.dim} is invalid for {parameter.dim()}D "
+            f"tensor: {parameter.shape}"
+        )
+    return wanted.dim % parameter.dim()
 
 
 def check_not_supported(dp_mesh_dims: Any, offload_policy: OffloadPolicy) -> None:

@@ -49,7 +49,8 @@ def fully_shard(
     when an operator first needs one of them, and their gradients are reduced in one collective. Call it bottom-up, on
     each block and then on the model. Modules of a list form one unit together.
 
-    Afterwards ``module.parameters()`` are DTensors with the placement ``Shard(0)``: build optimizers on them.
+    Afterwards ``module.parameters()`` are DTensors with the placement ``Shard(0)``, or the one that
+    ``shard_placement_fn`` returns: build optimizers on them.
     ``module.weight`` stays a whole parameter, which is gathered on use, in forward or anywhere else; what is written to
     it outside training is kept by the shards.
 
@@ -65,7 +66,9 @@ def fully_shard(
             the first (HSDP). None: all ranks of the job.
         reshard_after_forward: whether parameters are released after forward and gathered again in backward. None: yes,
             except for the root. An integer N: they are kept spread over groups of N ranks.
-        shard_placement_fn: may return ``Shard(0)`` or None for each parameter; other placements are refused.
+        shard_placement_fn: returns the placement ``Shard(dim)`` of a parameter; None: ``Shard(0)``. The ranks need not
+            divide the dimension. A whole parameter that is cut in another dimension than the first one has that
+            dimension outermost in memory, so it is not contiguous.
         mp_policy: dtypes of computation, reduction, inputs and outputs.
         offload_policy: ``CPUOffloadPolicy()`` keeps shards, gradients and optimizer state in host memory.
         ignored_params: parameters that are left as they are.
@@ -88,7 +91,7 @@ def fully_shard(
     end_waits_at_ctrl_c()
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
-    check_parameters(modules, shard_placement_fn, ignored_params, mesh)
+    shard_dims = check_parameters(modules, shard_placement_fn, ignored_params, mesh)
     engine_options = engine_options if engine_options is not None else default_engine_options()
     arguments = TreeArguments(group_names(mesh), offload_policy, engine_options)
     check_same_arguments(modules, arguments)
@@ -97,6 +100,7 @@ def fully_shard(
         mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options, makes_unit
     )
     with LocalParts(modules, ignored_params) as local_parts:
+        options.set_shard_dims([local_parts.of(one) for one in shard_dims], list(shard_dims.values()))
         on_meta = parameters_on_meta(modules)
         sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
         local_parts.keep()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +29,10 @@ _native_grad = torch.Tensor.grad.__get__
 class ShardedParameter(ShardedView):
     """This rank's part of a parameter, as ``module.parameters()``, state dicts and optimizers see it.
 
-    A DTensor with the placements ``(Shard(0),)``, or ``(Replicate(), Shard(0))`` on a mesh of two dimensions. Its local
-    tensor and its gradient are those of the engine's leaf, so that a step of an optimizer is a step on the shard. The
-    module itself uses the whole parameter, which the engine gathers when an operator needs it.
+    A DTensor with the placements ``(Shard(0),)``, or ``(Replicate(), Shard(0))`` on a mesh of two dimensions, or
+    another dimension in the place of the first (``shard_placement_fn``). Its local tensor and its gradient are those of
+    the engine's leaf, so that a step of an optimizer is a step on the shard. The module itself uses the whole
+    parameter, which the engine gathers when an operator needs it.
 
     Writes to it, through whichever view or list, are counted with the leaf's, so that no gathered copy goes stale.
     Its data cannot be replaced, only written.
@@ -296,9 +298,11 @@ def _new_tensor(
 def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedParameter:
     """Makes the sharded parameter of a whole one that the engine has just sharded over ``mesh``."""
     leaf = _whole_class.leaf(whole)
-    rows = leaf.numel() // max(whole.shape[1:].numel(), 1)
-    local = _whole_class.local(leaf, (rows, *whole.shape[1:]), whole.stride(), leaf.storage_offset())
-    spec = _spec(whole, mesh, leaf.dtype)
+    dim = _whole_class.shard_dim(whole)
+    others = (*whole.shape[:dim], *whole.shape[dim + 1 :])
+    shape = (*whole.shape[:dim], leaf.numel() // max(math.prod(others), 1), *whole.shape[dim + 1 :])
+    local = _whole_class.local(leaf, shape, whole.stride(), leaf.storage_offset())
+    spec = _spec(whole, mesh, leaf.dtype, dim)
     parameter = ShardedParameter(local, spec, requires_grad=whole.requires_grad)
     parameter._is_param = True  # an nn.Parameter for isinstance
     parameter.__dict__["_origin"] = Origin(leaf, whole)
@@ -314,11 +318,11 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     return parameter
 
 
-def _spec(whole: nn.Parameter, mesh: DeviceMesh, dtype: torch.dtype) -> DTensorSpec:
+def _spec(whole: nn.Parameter, mesh: DeviceMesh, dtype: torch.dtype, dim: int) -> DTensorSpec:
     split = split_spec(whole)
     if split is not None:
-        return spec_over_both(mesh, split)
-    placements: tuple[Placement, ...] = (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
+        return spec_over_both(mesh, split, dim)
+    placements: tuple[Placement, ...] = (Shard(dim),) if mesh.ndim == 1 else (Replicate(), Shard(dim))
     return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), dtype))
 
 

@@ -81,6 +81,10 @@ class LocalParts:
             self._replaced.append((holder, name, parameter))
             holder._parameters[name] = self._locals[id(parameter)]
 
+    def of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The local tensor of a split parameter; any other parameter itself."""
+        return self._locals.get(id(parameter), parameter)
+
     def keep(self) -> None:
         """Keeps the local tensors, which the engine has taken over."""
         self._replaced.clear()
@@ -100,12 +104,12 @@ def _split_parameters(holder: nn.Module) -> Iterator[tuple[str, DTensor]]:
             yield name, parameter
 
 
-def spec_over_both(mesh: DeviceMesh, split: DTensorSpec) -> DTensorSpec:
-    """How a split parameter lies over the ranks of ``mesh`` and of its own mesh once its rows are sharded over
+def spec_over_both(mesh: DeviceMesh, split: DTensorSpec, dim: int) -> DTensorSpec:
+    """How a split parameter lies over the ranks of ``mesh`` and of its own mesh once dimension ``dim`` is sharded over
     ``mesh``, as in FSDP2."""
-    parts_of_rows = split.num_shards_map[0]
-    rows: Placement = _StridedShard(0, split_factor=parts_of_rows) if parts_of_rows > 1 else Shard(0)
-    placements = (*(Replicate(),) * (mesh.ndim - 1), rows, *split.placements)
+    parts = split.num_shards_map[dim]
+    slices: Placement = _StridedShard(dim, split_factor=parts) if parts > 1 else Shard(dim)
+    placements = (*(Replicate(),) * (mesh.ndim - 1), slices, *split.placements)
     return DTensorSpec(_both(mesh, split.mesh), placements, tensor_meta=split.tensor_meta)
 
 

@@ -46,8 +46,8 @@ void describe_flat(std::ostream& out, const flat::FlatParameter& flat) {
       << ", gradient " << dtypes.gradient << ", sharding factor " << flat.position().factor << "\n";
   for (const flat::ShardedParameter& parameter : flat.parameters()) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
-        << at::IntArrayRef(parameter.strides) << ", requires_grad " << (parameter.requires_grad ? "true" : "false")
-        << "\n";
+        << at::IntArrayRef(parameter.strides) << ", cut in dimension " << parameter.shard_dim << ", requires_grad "
+        << (parameter.requires_grad ? "true" : "false") << "\n";
   }
 }
 

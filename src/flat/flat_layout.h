@@ -8,7 +8,8 @@
 
 namespace fsdp::flat {
 
-// One parameter: its elements, and the size of its first dimension, in which the elements of a row lie together.
+// One parameter: its elements, and the size of the dimension that is cut, usually the first one. A row is a slice of
+// that dimension, whose elements lie together.
 struct ParameterExtent {
   int64_t numel = 0;
   int64_t rows = 1;
@@ -29,8 +30,8 @@ struct ParameterSlice {
 // shards of all ranks follow one another, each with its own padding: collectives move data in this order. With the flat
 // cut both are the same: flatten, concatenate, pad on the right, cut into equal chunks (FSDP paper, section 3.2.1,
 // figures 3 and 4). With the cut by rows, each parameter is split over the ranks as torch.chunk splits its first
-// dimension. All shards then have the places of the first one, whose parts are the largest, so they have equal sizes,
-// and a part that is smaller or empty is followed by padding.
+// dimension, or another one that is the outermost in memory. All shards then have the places of the first one, whose
+// parts are the largest, so they have equal sizes, and a part that is smaller or empty is followed by padding.
 class FlatLayout {
  public:
   FlatLayout() = default;

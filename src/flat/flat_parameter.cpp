@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,22 +20,34 @@ std::vector<ParameterExtent> extents_of(const std::vector<ShardedParameter>& par
   std::vector<ParameterExtent> extents;
   for (const ShardedParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
-    extents.push_back({tensor.numel(), tensor.dim() == 0 ? 1 : tensor.size(0)});
+    extents.push_back({tensor.numel(), tensor.dim() == 0 ? 1 : tensor.size(parameter.shard_dim)});
   }
   return extents;
 }
 
-bool has_whole_rows(const at::Tensor& tensor) {
-  return tensor.dim() == 0 || tensor.size(0) <= 1 || tensor.stride(0) == tensor.numel() / tensor.size(0);
+bool has_whole_rows(const at::Tensor& tensor, int64_t dim) {
+  return tensor.dim() == 0 || tensor.size(dim) <= 1 || tensor.stride(dim) == tensor.numel() / tensor.size(dim);
+}
+
+// Returns dense strides with which dimension `dim` is the outermost, and the others follow in their order.
+std::vector<int64_t> strides_by_rows(at::IntArrayRef sizes, int64_t dim) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
+    if (d == dim) continue;
+    strides[d] = stride;
+    stride *= std::max<int64_t>(sizes[d], 1);
+  }
+  if (!sizes.empty()) strides[dim] = stride;
+  return strides;
 }
 
 // The strides with which a parameter lies in a whole buffer: memory formats are kept, unless the cut by rows needs rows
 // that the format does not have.
-std::vector<int64_t> flat_strides(const at::Tensor& tensor, ShardCut cut) {
-  const c10::DimVector row_major = c10::contiguous_strides(tensor.sizes());
-  const bool keeps =
-      tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 && (cut == ShardCut::kFlat || has_whole_rows(tensor));
-  return keeps ? tensor.strides().vec() : std::vector<int64_t>(row_major.begin(), row_major.end());
+std::vector<int64_t> flat_strides(const at::Tensor& tensor, int64_t shard_dim, ShardCut cut) {
+  const bool keeps = tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 &&
+                     (cut == ShardCut::kFlat || has_whole_rows(tensor, shard_dim));
+  return keeps ? tensor.strides().vec() : strides_by_rows(tensor.sizes(), cut == ShardCut::kFlat ? 0 : shard_dim);
 }
 
 std::string quoted_names(const ShardedParameter& parameter) {
@@ -71,7 +82,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sizes = parameter.tensor.sizes().vec();
-    parameter.strides = flat_strides(parameter.tensor, layout_.cut());
+    parameter.strides = flat_strides(parameter.tensor, parameter.shard_dim, layout_.cut());
     copy_into_shard(i);
     replace_by_keyed_view(i, unit, first_index + i);
     original_leaves_.push_back(make_leaf(slice_of(shard_, i), parameter.requires_grad));

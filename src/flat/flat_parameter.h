@@ -24,7 +24,10 @@ struct ShardedParameter {
   std::string fqn;   // the first name, under which the optimizer sees the parameter
   std::vector<std::string> other_fqns;  // further names of a shared parameter
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format that the cut keeps
+  // Dense; row-major unless the original had another memory format that the cut keeps, or is cut in another dimension
+  // than the first one, whose slices ("rows") then lie one after the other.
+  std::vector<int64_t> strides;
+  int64_t shard_dim = 0;  // the dimension that the cut by rows cuts
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
   bool full_precision = false;  // used and reduced in the dtype of the shards (Options::full_precision_classes)

@@ -25,14 +25,15 @@ std::array<RowBlock, 2> row_blocks(const FlatLayout& layout, int64_t parameter) 
 
 bool is_empty(const RowBlock& block) { return block.ranks == 0 || block.rows == 0; }
 
-// Returns the block as [ranks, rows, the parameter's further dimensions] in rank order.
+// Returns the block as [ranks, rows, the parameter's other dimensions] in rank order.
 at::Tensor in_rank_order(const FlatParameter& flat, const at::Tensor& tensor, int64_t parameter,
                          const RowBlock& block) {
   const FlatLayout& layout = flat.layout();
   const ShardedParameter& p = flat.parameters()[static_cast<size_t>(parameter)];
   std::vector<int64_t> sizes = {block.ranks, block.rows};
   std::vector<int64_t> strides = {layout.shard_numel(), layout.extent(parameter).row_numel()};
-  for (size_t d = 1; d < p.sizes.size(); ++d) {
+  for (size_t d = 0; d < p.sizes.size(); ++d) {
+    if (static_cast<int64_t>(d) == p.shard_dim) continue;
     sizes.push_back(p.sizes[d]);
     strides.push_back(p.strides[d]);
   }
@@ -41,8 +42,10 @@ at::Tensor in_rank_order(const FlatParameter& flat, const at::Tensor& tensor, in
 }
 
 // Returns the same block of a tensor that has the parameter's shape.
-at::Tensor in_parameter(const FlatLayout& layout, const at::Tensor& value, int64_t parameter, const RowBlock& block) {
-  const at::Tensor rows = value.dim() == 0 ? value.unsqueeze(0) : value;
+at::Tensor in_parameter(const FlatParameter& flat, const at::Tensor& value, int64_t parameter, const RowBlock& block) {
+  const FlatLayout& layout = flat.layout();
+  const int64_t dim = flat.parameters()[static_cast<size_t>(parameter)].shard_dim;
+  const at::Tensor rows = value.dim() == 0 ? value.unsqueeze(0) : value.movedim(dim, 0);
   return rows.narrow(0, block.first_rank * layout.rows_of_shard(parameter), block.ranks * block.rows)
       .unflatten(0, {block.ranks, block.rows});
 }
@@ -82,7 +85,7 @@ void copy_to_whole(const FlatParameter& flat, const at::Tensor& rank_order, cons
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const at::Tensor value = flat.view_in(whole, i);
     for_each_block(layout, i, [&](const RowBlock& block) {
-      in_parameter(layout, value, i, block).copy_(in_rank_order(flat, rank_order, i, block));
+      in_parameter(flat, value, i, block).copy_(in_rank_order(flat, rank_order, i, block));
     });
   }
 }
@@ -144,7 +147,7 @@ void write_in_rank_order(const FlatParameter& flat, const at::Tensor& rank_order
     return;
   }
   for_each_block(layout, parameter, [&](const RowBlock& block) {
-    write(in_rank_order(flat, rank_order, parameter, block), in_parameter(layout, value, parameter, block));
+    write(in_rank_order(flat, rank_order, parameter, block), in_parameter(flat, value, parameter, block));
   });
 }
 

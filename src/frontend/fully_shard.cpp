@@ -70,12 +70,23 @@ flat::ShardMemory shard_memory(const Options& options, c10::Device compute) {
 constexpr int64_t kLargeInRoot = int64_t{1} << 18;
 constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
 
+// Returns the dimension in which a parameter is cut (Options::shard_dim).
+int64_t shard_dim_of(const Options& options, const frontend::FoundParameter& parameter) {
+  if (!options.shard_dim) return 0;
+  TORCH_CHECK(options.shard_cut == ShardCut::kRows, "fsdp: shard_dim needs shard_cut=kRows: the flat cut has no rows");
+  const int64_t dim = options.shard_dim(parameter.tensor);
+  TORCH_CHECK(dim == 0 || (dim > 0 && dim < parameter.tensor.dim()), "fsdp: shard_dim returned ", dim,
+              " for parameter '", parameter.fqn(), "' of shape ", parameter.tensor.sizes());
+  return dim;
+}
+
 // Returns one group for each combination of dtype, requires_grad, precision and kind of split, in order of first
 // appearance. Parameters of at least `large` elements have a group of their own. `values` are the results of
 // InitialValues::of.
 std::vector<std::vector<flat::ShardedParameter>> group_parameters(
     const std::vector<frontend::FoundParameter>& parameters, std::vector<at::Tensor> values,
-    const frontend::PathSet& full_precision_modules, int64_t large, frontend::TensorParts& parts) {
+    const frontend::PathSet& full_precision_modules, int64_t large, const Options& options,
+    frontend::TensorParts& parts) {
   using Key = std::tuple<at::ScalarType, bool, bool, bool, bool, size_t>;
   std::vector<std::vector<flat::ShardedParameter>> groups;
   std::map<Key, size_t> numbers;  // indices of groups
@@ -85,6 +96,7 @@ std::vector<std::vector<flat::ShardedParameter>> group_parameters(
     sharded.tensor = parameter.tensor;
     sharded.value = std::move(values[number]);
     sharded.fqn = parameter.fqn();
+    sharded.shard_dim = shard_dim_of(options, parameter);
     for (const frontend::ParameterSite& site : parameter.sites) {
       sharded.full_precision |= full_precision_modules.covers(site.module);
     }
@@ -110,9 +122,10 @@ void add_units(engine::Engine& engine, const std::vector<frontend::UnitSpec>& sp
   auto record = options.auto_units ? std::make_shared<schedule::UseRecord>(*options.auto_units) : nullptr;
   for (const frontend::UnitSpec& spec : specs) {
     const bool is_root_of_others = spec.is_root && !engine.units().empty();
-    engine::Unit& unit = engine.add_unit(spec.origin, frontend::unit_options(options),
-                                         group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
-                                                          is_root_of_others ? kLargeInRoot : kNoneIsLarge, parts));
+    engine::Unit& unit =
+        engine.add_unit(spec.origin, frontend::unit_options(options),
+                        group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
+                                         is_root_of_others ? kLargeInRoot : kNoneIsLarge, options, parts));
     unit.set_root(spec.is_root);
     if (record) engine.cutter().cut_later(unit, record);
   }

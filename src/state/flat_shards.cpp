@@ -13,6 +13,8 @@ FlatShardLayout layout_of(const flat::FlatParameter& flat) {
   for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
     layout.fqns.push_back(flat.parameters()[i].fqn);
     layout.numels.push_back(flat.layout().numel(i));
+    layout.strides.push_back(flat.parameters()[i].strides);
+    layout.shard_dims.push_back(flat.parameters()[i].shard_dim);
   }
   layout.rank = flat.position().rank;
   layout.factor = flat.position().factor;
@@ -24,7 +26,8 @@ FlatShardLayout layout_of(const flat::FlatParameter& flat) {
 
 std::string parameter_at(const FlatShardLayout& layout, size_t i) {
   if (i >= layout.fqns.size()) return c10::str("without a parameter ", i);
-  return c10::str("with '", layout.fqns[i], "' of ", layout.numels.at(i), " elements as parameter ", i);
+  return c10::str("with '", layout.fqns[i], "' of ", layout.numels.at(i), " elements as parameter ", i, ", strides ",
+                  at::IntArrayRef(layout.strides.at(i)), ", cut in dimension ", layout.shard_dims.at(i));
 }
 
 }  // namespace

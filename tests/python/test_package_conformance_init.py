@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
 
 from package_beside import (
     assert_same_as_fsdp2,
@@ -93,6 +94,9 @@ def refused(fsdp, rank, size):
         lambda: fsdp.fully_shard(nn.Linear(3, 3), reshard_after_forward=0),
         lambda: fsdp.fully_shard(nn.Linear(3, 3), reshard_after_forward="no"),
         lambda: fsdp.fully_shard(nn.Linear(3, 3), shard_placement_fn=lambda p: "rows"),
+        lambda: fsdp.fully_shard(nn.Linear(3, 3), shard_placement_fn=lambda p: Replicate()),
+        lambda: fsdp.fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(1)),
+        lambda: fsdp.fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(2)),
         lambda: fsdp.register_fsdp_forward_method(net, "missing"),
         lambda: fsdp.share_comm_ctx([nn.Linear(1, 1)]),
         lambda: net.set_modules_to_forward_prefetch([nn.Linear(1, 1)]),
@@ -112,7 +116,7 @@ def test_errors_are_of_the_same_types():
 def refused_by_name(rank, size):
     import fsdp_cpp
     from torch.distributed.fsdp import DataParallelMeshDims
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import distribute_tensor
 
     net = fsdp_cpp.fully_shard(nn.Sequential(fsdp_cpp.fully_shard(nn.Linear(4, 4)), nn.Linear(4, 4)))
     parallel = nn.Linear(4, 4)
@@ -128,7 +132,6 @@ def refused_by_name(rank, size):
         "set_reduce_scatter_max_input_buffers(1)": lambda: net.set_reduce_scatter_max_input_buffers(1),
         "set_separate_reduce_scatter_group(False)": lambda: net.set_separate_reduce_scatter_group(False),
         "_get_fsdp_state": net._get_fsdp_state,
-        "S(1)": lambda: fsdp_cpp.fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(1)),
         "dp_mesh_dims": lambda: fsdp_cpp.fully_shard(nn.Linear(4, 4), dp_mesh_dims=DataParallelMeshDims(shard="dp")),
         "is a DTensor over 2 dimensions": lambda: fsdp_cpp.fully_shard(parallel),
     }

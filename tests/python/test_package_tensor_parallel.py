@@ -56,14 +56,29 @@ def split(net, mesh, sequence):
     return parallelize_module(net, mesh, plan)
 
 
-def make(fsdp, shape, names, sequence=False, outputs=7):
+def tp_dim(parameter):
+    """The dimension that tensor parallelism has split; None if it has split none."""
+    placements = parameter.placements if isinstance(parameter, DTensor) else ()
+    return next((placement.dim for placement in placements if isinstance(placement, Shard)), None)
+
+
+def beside_tp(parameter):
+    dim = tp_dim(parameter)
+    return Shard(0 if dim is None else parameter.dim() - 1 - dim)
+
+
+def within_tp(parameter):
+    return Shard(tp_dim(parameter) or 0)
+
+
+def make(fsdp, shape, names, sequence=False, outputs=7, placement=None):
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     torch.manual_seed(3)
     net = split(Net(with_positions=not sequence, outputs=outputs), mesh["tp"], sequence)
     data = mesh[names[0]] if len(names) == 2 else mesh[names[:2]]
     for block in net.blocks:
-        fsdp.fully_shard(block, mesh=data)
-    fsdp.fully_shard(net, mesh=data)
+        fsdp.fully_shard(block, mesh=data, shard_placement_fn=placement)
+    fsdp.fully_shard(net, mesh=data, shard_placement_fn=placement)
     return net, mesh
 
 
@@ -72,9 +87,9 @@ def batch_of(mesh, step):
     return torch.cos(torch.arange(3 * 6 * DIM).view(3, 6, DIM) * (0.1 + 0.3 * step) + data_rank)
 
 
-def trained(fsdp, rank, size, shape, names, sequence, norm_type):
+def trained(fsdp, rank, size, shape, names, sequence, norm_type, outputs=7, placement=None):
     """Placements, losses, norms, and all parts and whole values of parameters, gradients and the optimizer's state."""
-    net, mesh = make(fsdp, shape, names, sequence)
+    net, mesh = make(fsdp, shape, names, sequence, outputs, placement)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     result = [[(name, str(parameter.placements), parameter.shape) for name, parameter in net.named_parameters()]]
     for step in range(3):
@@ -107,6 +122,12 @@ def assert_close(ours, theirs, where=""):
 @pytest.mark.parametrize("sequence,norm_type", [(False, 2.0), (True, 2.0), (True, float("inf"))])
 def test_trains_as_with_fsdp2(sequence, norm_type):
     for ours, theirs in run_ranks(4, with_both, trained, (2, 2), ("dp", "tp"), sequence, norm_type):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("placement", [beside_tp, within_tp])
+def test_fully_shard_cuts_other_dimensions(placement):
+    for ours, theirs in run_ranks(4, with_both, trained, (2, 2), ("dp", "tp"), True, 2.0, 8, placement):
         assert_close(ours, theirs)
 
 
