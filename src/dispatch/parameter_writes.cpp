@@ -139,7 +139,7 @@ at::Tensor ParameterWrites::stand_in(const at::Tensor& tensor, bool written) {
   engine::WriteThrough* write = write_to(unit_of_parameter(tensor));
   if (!write) return tensor;
   const int64_t index = seams::storage_owner(tensor)->index;
-  const at::Tensor made = write->stand_in(tensor, index, written);
+  at::Tensor made = write->stand_in(tensor, index, written);
   for (StandIn& known : stand_ins_) {
     if (!known.argument.is_same(tensor)) continue;
     known.written = known.written || written;

@@ -112,14 +112,15 @@ void update_flat(Unit& unit, size_t index, OwnersOfTree& owners, const Update& u
   at::Tensor values = gather_values(unit, flat);
   for (size_t i = 0; i < owner_of.size(); ++i) {
     const flat::ShardedParameter& parameter = flat.parameters()[i];
-    at::Tensor value = flat.view_in(values, static_cast<int64_t>(i));
+    const auto index_in_flat = static_cast<int64_t>(i);
+    at::Tensor value = flat.view_in(values, index_in_flat);
     if (owner_of[i].shard_rank != flat.position().rank) {
       seams::CleanDispatchGuard clean;
       value.zero_();
       continue;
     }
-    if (!gradient.defined.test(i)) continue;
-    const at::Tensor of_value = flat.view_in(gradient.flat, static_cast<int64_t>(i));
+    if (!gradient.defined.test(index_in_flat)) continue;
+    const at::Tensor of_value = flat.view_in(gradient.flat, index_in_flat);
     if (parameter.part) {
       update_parts(*exchange, parameter, owner_of[i].part_rank, value, of_value, update);
     } else {

@@ -34,7 +34,7 @@ std::shared_ptr<tensor_parallel::Exchange> choose_exchange(const Options& option
   check_options(options);
   const std::shared_ptr<Communicator> group = watched_group(options.tensor_parallel->group, mesh, options.debug, "tp");
   const std::optional<int64_t> sequence_dim = options.tensor_parallel->sequence_dim;
-  const auto inner = surveyed.inner.empty() ? nullptr : surveyed.inner.front()->options().exchange;
+  auto inner = surveyed.inner.empty() ? nullptr : surveyed.inner.front()->options().exchange;
   if (inner && inner->group() == group && inner->sequence_dim() == sequence_dim) return inner;
   return std::make_shared<tensor_parallel::Exchange>(group, sequence_dim);
 }

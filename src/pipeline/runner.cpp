@@ -49,7 +49,7 @@ Pipeline::Runner::Runner(DeviceMesh mesh, PipelineSchedule schedule, std::vector
   }
 }
 
-std::map<int, pipeline::StageRunner> Pipeline::Runner::make_stages(std::vector<PipelineStage> stages,
+std::map<int, pipeline::StageRunner> Pipeline::Runner::make_stages(std::vector<PipelineStage>&& stages,
                                                                    const pipeline::StageLinks& links) {
   std::map<int, Stage> made;
   for (PipelineStage& stage : stages) {

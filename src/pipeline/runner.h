@@ -34,7 +34,7 @@ class Pipeline::Runner {
 
  private:
   using Stage = pipeline::StageRunner;
-  static std::map<int, Stage> make_stages(std::vector<PipelineStage> stages, const pipeline::StageLinks& links);
+  static std::map<int, Stage> make_stages(std::vector<PipelineStage>&& stages, const pipeline::StageLinks& links);
   void begin(const BackwardOptions& backward);
   void end_gradients();
   // Runs an action. If it fails, says where, and ends the groups of all ranks, which would wait for this one.

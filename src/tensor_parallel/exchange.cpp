@@ -91,21 +91,21 @@ at::Tensor Exchange::enter(const at::Tensor& values, const std::string& name) {
 
 at::Tensor Exchange::sum(const at::Tensor& partial, const std::string& name) {
   if (entered_) entered_->kept.reset();
-  const at::Tensor result = combined(partial.detach(), name, Pass::kForward);
+  at::Tensor result = combined(partial.detach(), name, Pass::kForward);
   if (!is_recorded(partial)) return result;
   return record(result, partial, seams::make_node<SumNode>(shared_from_this(), name));
 }
 
 at::Tensor Exchange::gather(const at::Tensor& mine, const std::shared_ptr<const flat::PartOfWhole>& part,
                             const std::string& name) {
-  const at::Tensor result = gathered(mine.detach(), *part, name, Pass::kForward);
+  at::Tensor result = gathered(mine.detach(), *part, name, Pass::kForward);
   if (!is_recorded(mine)) return result;
   return record(result, mine, seams::make_node<ChannelsNode>(shared_from_this(), name, part, true));
 }
 
 at::Tensor Exchange::take(const at::Tensor& whole, const std::shared_ptr<const flat::PartOfWhole>& part,
                           const std::string& name) {
-  const at::Tensor result = own_channels(whole.detach(), *part);
+  at::Tensor result = own_channels(whole.detach(), *part);
   if (!is_recorded(whole)) return result;
   return record(result, whole, seams::make_node<ChannelsNode>(shared_from_this(), name, part, false));
 }

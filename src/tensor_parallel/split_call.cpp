@@ -47,7 +47,7 @@ bool writes(const c10::OperatorHandle& op, size_t argument) {
 bool is_permuted(const at::Tensor& tensor, const flat::ShardedParameter& parameter,
                  std::initializer_list<size_t> order) {
   if (tensor.dim() != static_cast<int64_t>(order.size()) || order.size() != parameter.sizes.size()) return false;
-  size_t i = 0;
+  int64_t i = 0;
   for (const size_t dim : order) {
     if (tensor.size(i) != parameter.sizes[dim] || tensor.stride(i) != parameter.strides[dim]) return false;
     ++i;
@@ -215,7 +215,7 @@ bool SplitCall::is_channelwise(const torch::jit::Stack& stack, FindParameter par
   if (!arguments[0].isTensor() || !arguments[1].isTensor()) return false;
   const auto has_channels = [&](const c10::IValue& vector, const c10::IValue& other) {
     const flat::ShardedParameter* parameter = parameter_in(vector, parameter_of);
-    const at::Tensor values = other.toTensor();
+    const at::Tensor& values = other.toTensor();
     const flat::ShardedParameter* second = parameter_of(values);
     return parameter && parameter->part && vector.toTensor().dim() == 1 && values.dim() >= 1 &&
            values.size(-1) == parameter->part->size() && (!second || second->part);

@@ -38,13 +38,13 @@ SplitSequence::SplitSequence(const std::shared_ptr<Communicator>& group, int64_t
 int SplitSequence::parts() const { return exchange_->size(); }
 
 at::Tensor SplitSequence::gather(const at::Tensor& mine) const {
-  const at::Tensor whole = exchange_->all_positions(mine.detach(), dim_, kSequence, Pass::kForward);
+  at::Tensor whole = exchange_->all_positions(mine.detach(), dim_, kSequence, Pass::kForward);
   if (!tensor_parallel::is_recorded(mine)) return whole;
   return tensor_parallel::record(whole, mine, seams::make_node<PositionsNode>(exchange_, dim_, true));
 }
 
 at::Tensor SplitSequence::take(const at::Tensor& whole) const {
-  const at::Tensor mine = exchange_->own_positions(whole.detach(), dim_);
+  at::Tensor mine = exchange_->own_positions(whole.detach(), dim_);
   if (!tensor_parallel::is_recorded(whole)) return mine;
   return tensor_parallel::record(mine, whole, seams::make_node<PositionsNode>(exchange_, dim_, false));
 }

@@ -1,4 +1,4 @@
-"""scripts/build.sh: a build folder keeps the compiler that it was configured with."""
+"""scripts/build.sh: a build folder keeps the compiler that it was configured with. scripts/tidy.sh checks its batches."""
 
 import os
 import shutil
@@ -22,3 +22,17 @@ def test_another_compiler_than_the_folders_is_refused(source_dir, tmp_path, want
     assert f"error: {tmp_path} is configured with {kept}, not with CXX={wanted}" in result.stderr
     assert "make clean" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CMakeCache.txt"]
+
+
+def test_clang_tidy_reads_what_the_compiler_reads(source_dir, build_dir):
+    """One batch with a precompiled header, which only the compiler itself can read."""
+    result = subprocess.run(
+        [source_dir / "scripts/tidy.sh", "fsdp_trace"],
+        env={**os.environ, "BUILD_DIR": str(build_dir)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "clang-tidy over 1 batches" in result.stdout
+    assert "clang-tidy found nothing" in result.stdout
