@@ -1,4 +1,4 @@
-"""scripts/build.sh: a build folder keeps the compiler that it was configured with. scripts/tidy.sh checks its batches."""
+"""scripts/build.sh keeps to the compiler that a build folder has; scripts/tidy.sh checks its batches."""
 
 import os
 import shutil

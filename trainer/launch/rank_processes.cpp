@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <system_error>
 
 #include "base/end_process.h"
@@ -19,9 +20,10 @@
 namespace fsdp::trainer {
 
 int threads_of_rank(int ranks) {
-  if (const char* given = std::getenv("OMP_NUM_THREADS"); given != nullptr && std::atoi(given) > 0) {
-    return std::atoi(given);
-  }
+  // OpenMP reads a list, for nested regions; the first number is that of the outermost.
+  const char* given = std::getenv("OMP_NUM_THREADS");
+  const long threads = given ? std::strtol(given, nullptr, 10) : 0;
+  if (threads > 0 && threads <= std::numeric_limits<int>::max()) return static_cast<int>(threads);
   cpu_set_t cores;
   const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
   return std::max(1, usable / ranks);

@@ -24,7 +24,7 @@ optim::SgdOptions sgd_options(const OptimizerConfig& config) {
 }
 
 template <typename Kind, auto options_from>
-OptimizerKind kind(const char* name, const char* title, std::vector<const char*> keys) {
+OptimizerKind kind(const char* name, const char* title, std::vector<const char*>&& keys) {
   return {.name = name,
           .title = title,
           .keys = std::move(keys),

@@ -65,7 +65,7 @@ DecoderModelImpl::DecoderModelImpl(const DecoderConfig& config, const at::Tensor
 }
 
 at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
-  const at::Tensor embedded = kept(embed_tokens_, "embed_tokens")(input_ids);
+  at::Tensor embedded = kept(embed_tokens_, "embed_tokens")(input_ids);
   if (embedding_multiplier_ == 1.0) return embedded;
   if (!rounds_embedding_multiplier_) return embedded * embedding_multiplier_;
   const at::Tensor rounded = at::scalar_tensor(embedding_multiplier_, at::kFloat).to(embedded.scalar_type());

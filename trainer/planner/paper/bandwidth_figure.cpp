@@ -106,8 +106,8 @@ double gather_seconds(GatherForm form, int64_t elements, const Cluster& cluster)
 }
 
 double split_gather_seconds(int64_t elements, const Cluster& cluster) {
-  return static_cast<double>((int64_t{1} << kWholePower) / elements) *
-         gather_seconds(GatherForm::kEven, elements, cluster);
+  const int64_t gathers = (int64_t{1} << kWholePower) / elements;
+  return static_cast<double>(gathers) * gather_seconds(GatherForm::kEven, elements, cluster);
 }
 
 const std::vector<int>& gathered_powers() {

@@ -34,7 +34,7 @@ void write_pretty(const ordered_json& value, const std::string& indent, std::str
       out += separator + in_one_line(item);
       separator = ", ";
     }
-    out += "]";
+    out += ']';
   } else {
     out += value.is_object() ? "{" : "[";
     write_members(value, indent + "  ", out);

@@ -187,8 +187,9 @@ class PlanSearch {
 
   // Goes from the fastest candidates that fit to their neighbours, until those are not faster.
   void climb() {
-    for (double before = 0, now = most_speed(); now > kFaster * before && !candidates_.is_cut(); now = most_speed()) {
-      before = now;
+    double before = 0;
+    while (!candidates_.is_cut() && most_speed() > kFaster * before) {
+      before = most_speed();
       explore(neighbours());
     }
   }

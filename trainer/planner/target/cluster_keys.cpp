@@ -106,7 +106,8 @@ ClusterKey choice_key(const std::string& path, bool needed, const std::vector<st
       .accepted = trainer::join_or(names),
       .needed = needed,
       .set = [=](Cluster& cluster, const json& value) -> std::string {
-        const auto found = std::find(names.begin(), names.end(), value);
+        const std::string name = value.is_string() ? value.get<std::string>() : "";
+        const auto found = std::find(names.begin(), names.end(), name);
         if (found == names.end()) return "is not an accepted value";
         member(cluster) = static_cast<Enum>(found - names.begin());
         return "";

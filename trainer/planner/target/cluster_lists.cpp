@@ -45,9 +45,10 @@ class ItemReader {
   int64_t count(const char* name, int64_t most) {
     const json value = member(name);
     const bool valid = value.is_number_integer() && value > 0 && value <= most;
-    if (!valid)
+    if (!valid) {
       complain(c10::str("has an item whose \"", name, "\" is ", formats::json_text(value),
                         "; it must be a whole number from 1 to ", most));
+    }
     return valid ? value.get<int64_t>() : 1;
   }
   double quantity(const json& value, Unit unit) {
@@ -60,7 +61,8 @@ class ItemReader {
   template <size_t N>
   size_t name_of(const char* name, const std::array<const char*, N>& known) {
     const json value = member(name);
-    const auto found = std::find(known.begin(), known.end(), value);
+    const std::string text = value.is_string() ? value.get<std::string>() : "";
+    const auto found = std::find(known.begin(), known.end(), text);
     if (found != known.end()) return static_cast<size_t>(found - known.begin());
     complain(c10::str("has an item whose \"", name, "\" is ", formats::json_text(value), "; it must be ",
                       c10::Join(", ", known)));

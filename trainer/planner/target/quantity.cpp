@@ -117,7 +117,7 @@ json quantity_json(double value, Unit unit) {
   for (const NamedUnit& known : units_of(unit)) {
     const double number = value * known.divisor / known.factor;
     if (std::abs(number) < 1 || std::abs(number) >= 1e5) continue;
-    const std::string text = number_with_unit(number, known.name);
+    std::string text = number_with_unit(number, known.name);
     if (*read_quantity_text(text, unit).value == value) return text;
   }
   const bool whole = std::trunc(value) == value && std::abs(value) < 1e15;

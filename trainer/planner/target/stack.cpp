@@ -59,7 +59,7 @@ StackMember seconds_member(const std::string& name, std::optional<double> Stack:
             const Quantity seconds = quantity_of(value, Unit::kSeconds);
             if (!seconds.value) return seconds.complaint;
             if (!(*seconds.value >= 0 && *seconds.value <= 1)) return "is out of range";
-            stack.*member = *seconds.value;
+            stack.*member = seconds.value;
             return "";
           }};
 }
@@ -85,7 +85,8 @@ StackMember flag_member(const std::string& name, bool Stack::* member) {
 
 StackMember fusion_member() {
   return {"fusion", trainer::join_or(fusion_names()), [](Stack& stack, const json& value) -> std::string {
-            const auto found = std::find(fusion_names().begin(), fusion_names().end(), value);
+            const std::string name = value.is_string() ? value.get<std::string>() : "";
+            const auto found = std::find(fusion_names().begin(), fusion_names().end(), name);
             if (found == fusion_names().end()) return "is not an accepted value";
             stack.fusion = static_cast<Fusion>(found - fusion_names().begin());
             return "";

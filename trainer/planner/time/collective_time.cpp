@@ -99,7 +99,8 @@ double tree_latency(const Attempt& attempt) {
   const int depth = static_cast<int>(std::log2(topology.nodes));
   const double network = network_latency(attempt, step.network);
   const double inside = inside_latency(step, attempt.links.inside);
-  return (step.base + 2 * ((topology.ranks / topology.nodes - 1) * inside + depth * network)) * kMicrosecond;
+  const int others_of_node = topology.ranks / topology.nodes - 1;
+  return (step.base + 2 * (others_of_node * inside + depth * network)) * kMicrosecond;
 }
 
 double ll_limit(const Attempt& attempt) {
