@@ -9,6 +9,7 @@ tests start, it
 - lets torch report as many devices as there are ranks (``FSDP_CPP_TEST_RANKS``, default 2), and lets the decorators
   that skip tests for want of GPUs run them;
 - reads the GPUs that test modules name as CPUs (:mod:`fsdp_cpp.testing._devices`);
+- lets the host sleep where tests make GPUs late;
 - runs tests whose ranks are threads (``FSDPTestMultiThread``) with processes as ranks;
 - adds the collectives of this engine to those that ``CommDebugMode`` counts;
 - passes the checks of inner states (``_assert_state``) that are in the support for tests itself.
@@ -23,6 +24,7 @@ import functools
 import multiprocessing.process
 import os
 import pickle
+import time
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -49,6 +51,7 @@ def activate() -> None:
     _count_collectives()
     _supply_old_names()
     _pass_checks_of_states()
+    _sleep_on_the_host()
     read_gpus_as_cpus()
     _activate_in_children()
 
@@ -98,6 +101,16 @@ def _pass_checks_of_states() -> None:
     from fsdp_cpp import FullyShardedDataParallel
 
     FullyShardedDataParallel._assert_state = lambda self, state: None  # type: ignore[attr-defined]
+
+
+def _sleep_on_the_host() -> None:
+    """Tests make collectives and operators late by GPUs that count cycles. Here the host sleeps as long."""
+    import torch
+    from torch.testing._internal import common_fsdp, common_utils
+
+    for module in (common_fsdp, common_utils):
+        module.get_cycles_per_ms = lambda: 1.0
+    torch.cuda._sleep = lambda cycles: time.sleep(cycles / 1000)
 
 
 def _supply_old_names() -> None:
