@@ -193,8 +193,11 @@ std::string quoted_name(std::string_view text) {
 
 std::string json_text(const json& value) {
   if (value.is_string()) return quoted_name(std::string_view(value.get_ref<const std::string&>()));
-  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  return text.size() <= 200 ? text : text.substr(0, 200) + "...";
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() <= 200) return text;
+  text.resize(200);
+  text += "...";
+  return text;
 }
 
 }  // namespace fsdp::formats
