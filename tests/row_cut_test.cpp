@@ -52,6 +52,15 @@ torch::Tensor rows_of(const torch::Tensor& tensor, const World& world) {
   return rank < chunks.size() ? chunks[rank] : rows.narrow(0, 0, 0);
 }
 
+// The parameters of the module are whole and have these values.
+void expect_values(Bag& bag, const Tensors& want) {
+  const Tensors parameters = bag->parameters();
+  ASSERT_EQ(parameters.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_TRUE(same_bits(parameters[i].detach().clone().contiguous(), want[i].contiguous())) << i;
+  }
+}
+
 class RowCut : public ::testing::TestWithParam<std::tuple<int, const char*>> {
  protected:
   void on_ranks(const std::function<void(const World&)>& body) {
@@ -88,9 +97,7 @@ TEST_P(RowCut, TheModuleHasWholeParametersWithTheirStrides) {
     Bag bag(odd_tensors());
     auto sharded = fully_shard(bag, row_options(world));
     const Tensors want = odd_tensors();
-    for (size_t i = 0; i < want.size(); ++i) {
-      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
-    }
+    expect_values(bag, want);
     // Channels last has whole rows, a transposed matrix has not.
     EXPECT_EQ(bag->parameters()[6].strides(), want[6].strides());
     EXPECT_EQ(bag->parameters()[7].is_contiguous(), world->size() > 1);
@@ -127,10 +134,7 @@ TEST_P(RowCut, ALeafHoldsSlicesOfAnotherDimension) {
       const torch::Tensor rows = got.dim() == 0 ? got.unsqueeze(0) : got.movedim(dim, 0);
       EXPECT_TRUE(same_bits(rows.contiguous(), want.contiguous())) << slice.fqn;
     }
-    const Tensors want = deep_tensors();
-    for (size_t i = 0; i < want.size(); ++i) {
-      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
-    }
+    expect_values(bag, deep_tensors());
   });
 }
 
@@ -174,10 +178,7 @@ TEST_P(RowCut, StatesOfSlicesLoadIntoRowsAndBack) {
       auto sharded_source = fully_shard(source, from), sharded_full = fully_shard(full, to);
       const FullStateDict values = full_state_dict(*sharded_source, *source);
       load_full_state_dict(*sharded_full, *full, values);
-      const Tensors want = deep_tensors();
-      for (size_t i = 0; i < want.size(); ++i) {
-        EXPECT_TRUE(same_bits(full->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
-      }
+      expect_values(full, deep_tensors());
     }
   });
 }
@@ -236,10 +237,9 @@ TEST_P(RowCut, WritesToWholeParametersReachTheRows) {
       torch::NoGradGuard no_grad;
       for (torch::Tensor parameter : bag->parameters()) parameter.mul_(2);
     });
-    const Tensors before = odd_tensors();
-    for (size_t i = 0; i < before.size(); ++i) {
-      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), (before[i] * 2).contiguous())) << i;
-    }
+    Tensors doubled = odd_tensors();
+    for (torch::Tensor& tensor : doubled) tensor = tensor * 2;
+    expect_values(bag, doubled);
   });
 }
 

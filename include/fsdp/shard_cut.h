@@ -11,10 +11,9 @@ enum class ShardCut : uint8_t {
   kFlat,
   // Each parameter is cut into whole rows as torch.chunk cuts its first dimension, in the way of DTensor's Shard(0) and
   // of PyTorch's FSDP2; or into slices of another dimension (Options::shard_dim). The parts may differ by rows, and be
-  // empty. A parameter whose rows the ranks do not divide
-  // takes padding of up to one row a rank. There still is one collective for each unit. Gathered parameters take one
-  // more copy, and memory for it, unless the ranks share memory. Where they do, each rank writes its part for each
-  // gather, and its shards are in memory of its own.
+  // empty. A parameter whose rows the ranks do not divide takes padding of up to one row a rank. There still is one
+  // collective for each unit. Gathered parameters take one more copy, and memory for it, unless the ranks share memory.
+  // Where they do, each rank writes its part for each gather, and its shards are in memory of its own.
   kRows,
 };
 

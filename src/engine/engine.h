@@ -32,7 +32,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const EngineOptions& options() const { return context_.options; }
   const ProcessMesh& mesh() const { return options().mesh; }
   const EngineStreams& streams() const { return context_.streams; }
-  c10::Device device() const { return options().memory.compute_device(); }
+  c10::Device device() const { return context_.device(); }
   UnitTree& tree() { return tree_; }
   const UnitTree& tree() const { return tree_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return tree_.units(); }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "flat/dense_strides.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/shard_version.h"
 #include "torch_seams/write_watch.h"
@@ -29,25 +30,13 @@ bool has_whole_rows(const at::Tensor& tensor, int64_t dim) {
   return tensor.dim() == 0 || tensor.size(dim) <= 1 || tensor.stride(dim) == tensor.numel() / tensor.size(dim);
 }
 
-// Returns dense strides with which dimension `dim` is the outermost, and the others follow in their order.
-std::vector<int64_t> strides_by_rows(at::IntArrayRef sizes, int64_t dim) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
-    if (d == dim) continue;
-    strides[d] = stride;
-    stride *= std::max<int64_t>(sizes[d], 1);
-  }
-  if (!sizes.empty()) strides[dim] = stride;
-  return strides;
-}
-
 // The strides with which a parameter lies in a whole buffer: memory formats are kept, unless the cut by rows needs rows
 // that the format does not have.
 std::vector<int64_t> flat_strides(const at::Tensor& tensor, int64_t shard_dim, ShardCut cut) {
   const bool keeps = tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 &&
                      (cut == ShardCut::kFlat || has_whole_rows(tensor, shard_dim));
-  return keeps ? tensor.strides().vec() : strides_by_rows(tensor.sizes(), cut == ShardCut::kFlat ? 0 : shard_dim);
+  return keeps ? tensor.strides().vec()
+               : strides_with_outermost(tensor.sizes(), cut == ShardCut::kFlat ? 0 : shard_dim);
 }
 
 std::string quoted_names(const ShardedParameter& parameter) {

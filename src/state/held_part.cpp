@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "flat/dense_strides.h"
 #include "state/memory_order.h"
 
 namespace fsdp::state {
@@ -34,15 +35,8 @@ std::vector<Run> runs_of(const flat::FlatParameter& flat, int64_t index) {
 
 std::vector<int64_t> saved_strides(const flat::ShardedParameter& parameter) {
   if (!parameter.part) return stored_strides(parameter.sizes, parameter.strides);
-  std::vector<int64_t> strides(parameter.part->whole_sizes.size());
-  int64_t stride = 1;
-  for (size_t dim = strides.size(); dim-- > 0;) {
-    if (static_cast<int64_t>(dim) == parameter.part->dim) continue;
-    strides[dim] = stride;
-    stride *= parameter.part->whole_sizes[dim];
-  }
-  strides[static_cast<size_t>(parameter.part->dim)] = stride;
-  return stored_strides(parameter.part->whole_sizes, strides);
+  const std::vector<int64_t>& sizes = parameter.part->whole_sizes;
+  return stored_strides(sizes, flat::strides_with_outermost(sizes, parameter.part->dim));
 }
 
 // Numbers the ranks that hold the same elements: replicas and, of a parameter that is whole, the ranks of other parts.

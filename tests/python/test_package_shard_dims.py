@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
-from package_beside import assert_same, with_both
+from package_beside import assert_close, assert_same, with_both
 from package_ranks import run_ranks
 
 
@@ -66,18 +66,6 @@ def train(net, optimizer, batches, norm_type=2.0):
 
 def whole(tensors):
     return [tensor.detach().full_tensor() for tensor in tensors]
-
-
-def assert_close(ours, theirs, where=""):
-    """Products with other strides add in another order."""
-    if isinstance(theirs, torch.Tensor):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{where}: {text}")
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs), where
-        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_close(one, other, f"{where}[{i}]")
-    else:
-        assert_same(ours, theirs, where)
 
 
 def trained(fsdp, rank, size, placement, shape):

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from package_beside import Block, assert_same, error_of, with_both
+from package_beside import Block, assert_close, assert_same, error_of, with_both
 from package_ranks import run_ranks
 
 DIM, HIDDEN, BLOCKS = 12, 24, 2
@@ -105,18 +105,6 @@ def trained(fsdp, rank, size, shape, names, sequence, norm_type, outputs=7, plac
     result.append([parameter.full_tensor().detach() for parameter in net.parameters()])
     result.append([optimizer.state[parameter]["exp_avg"].full_tensor() for parameter in net.parameters()])
     return result
-
-
-def assert_close(ours, theirs, where=""):
-    """Sums are added up in another order."""
-    if isinstance(theirs, torch.Tensor):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{where}: {text}")
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs), where
-        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_close(one, other, f"{where}[{i}]")
-    else:
-        assert_same(ours, theirs, where)
 
 
 @pytest.mark.parametrize("sequence,norm_type", [(False, 2.0), (True, 2.0), (True, float("inf"))])

@@ -45,6 +45,18 @@ def assert_same(ours, theirs, where=""):
         assert ours == theirs, f"{where}: {ours!r} != {theirs!r}"
 
 
+def assert_close(ours, theirs, where=""):
+    """Like :func:`assert_same`, for tensors of which both sides add up sums in different orders."""
+    if isinstance(theirs, torch.Tensor):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{where}: {text}")
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs), where
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_close(one, other, f"{where}[{i}]")
+    else:
+        assert_same(ours, theirs, where)
+
+
 # -- models --
 
 

@@ -187,10 +187,11 @@ class PlanSearch {
 
   // Goes from the fastest candidates that fit to their neighbours, until those are not faster.
   void climb() {
-    double before = 0;
-    while (!candidates_.is_cut() && most_speed() > kFaster * before) {
-      before = most_speed();
+    double before = 0, now = most_speed();
+    while (now > kFaster * before && !candidates_.is_cut()) {
+      before = now;
       explore(neighbours());
+      now = most_speed();
     }
   }
 

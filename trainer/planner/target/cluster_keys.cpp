@@ -10,6 +10,7 @@
 
 #include "config/config_schema.h"
 #include "planner/target/cluster_lists.h"
+#include "planner/target/name_index.h"
 #include "planner/target/quantity.h"
 
 namespace fsdp::planner {
@@ -106,10 +107,9 @@ ClusterKey choice_key(const std::string& path, bool needed, const std::vector<st
       .accepted = trainer::join_or(names),
       .needed = needed,
       .set = [=](Cluster& cluster, const json& value) -> std::string {
-        const std::string name = value.is_string() ? value.get<std::string>() : "";
-        const auto found = std::find(names.begin(), names.end(), name);
-        if (found == names.end()) return "is not an accepted value";
-        member(cluster) = static_cast<Enum>(found - names.begin());
+        const auto index = name_index(names, value);
+        if (!index) return "is not an accepted value";
+        member(cluster) = static_cast<Enum>(*index);
         return "";
       },
       .get = [=](const Cluster& cluster) -> ordered_json { return names.at(static_cast<size_t>(member(cluster))); }};

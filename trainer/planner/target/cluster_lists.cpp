@@ -9,6 +9,7 @@
 
 #include "config/edit_distance.h"
 #include "formats/common/json_text.h"
+#include "planner/target/name_index.h"
 #include "planner/target/quantity.h"
 
 namespace fsdp::planner {
@@ -61,9 +62,7 @@ class ItemReader {
   template <size_t N>
   size_t name_of(const char* name, const std::array<const char*, N>& known) {
     const json value = member(name);
-    const std::string text = value.is_string() ? value.get<std::string>() : "";
-    const auto found = std::find(known.begin(), known.end(), text);
-    if (found != known.end()) return static_cast<size_t>(found - known.begin());
+    if (const auto index = name_index(known, value)) return *index;
     complain(c10::str("has an item whose \"", name, "\" is ", formats::json_text(value), "; it must be ",
                       c10::Join(", ", known)));
     return 0;

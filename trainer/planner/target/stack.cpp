@@ -14,7 +14,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +22,7 @@
 #include "config/errors.h"
 #include "config/json_object_file.h"
 #include "formats/common/json_text.h"
+#include "planner/target/name_index.h"
 #include "planner/target/quantity.h"
 
 namespace fsdp::planner {
@@ -85,10 +85,9 @@ StackMember flag_member(const std::string& name, bool Stack::* member) {
 
 StackMember fusion_member() {
   return {"fusion", trainer::join_or(fusion_names()), [](Stack& stack, const json& value) -> std::string {
-            const std::string name = value.is_string() ? value.get<std::string>() : "";
-            const auto found = std::find(fusion_names().begin(), fusion_names().end(), name);
-            if (found == fusion_names().end()) return "is not an accepted value";
-            stack.fusion = static_cast<Fusion>(found - fusion_names().begin());
+            const auto index = name_index(fusion_names(), value);
+            if (!index) return "is not an accepted value";
+            stack.fusion = static_cast<Fusion>(*index);
             return "";
           }};
 }
