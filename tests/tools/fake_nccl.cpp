@@ -184,6 +184,8 @@ void carry_out(Meeting& meeting) {
 
 ncclResult_t meet(Clique& clique, uint64_t number, int rank, const Part& part) {
   std::unique_lock lock(clique.mutex);
+  // After an abort, the memory of ranks that came earlier may be freed.
+  if (clique.aborted) return ncclRemoteError;
   Meeting& meeting = clique.meetings[number];
   meeting.parts.resize(static_cast<size_t>(clique.size));
   meeting.parts[static_cast<size_t>(rank)] = part;
