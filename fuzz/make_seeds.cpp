@@ -189,6 +189,12 @@ void add_trainer(const Seeds& seeds) {
   }
   seeds.add("cluster_file_fuzz",
             R"({"schema_version":1,"device":"a100","device_overrides":{"memory":"39GiB"},"ranks_per_host":2})");
+  seeds.add(
+      "cluster_file_fuzz",
+      R"({"schema_version":1,"device":"cpu","ranks_per_host":2,"spread":0.1,"cpu":{"threads":1,)"
+      R"("operators":[{"name":"others","dtype":"fp32","points":[[0,"1us"],["4KiB",2e-6]]}],)"
+      R"("products":[{"product":"matrices","dtype":"fp32","batch":1,"m":2,"n":3,"k":4,"flops":48,"seconds":1e-6}],)"
+      R"("exchanges":[{"collective":"all_gather","path":"gloo","ranks":2,"points":[[256,"1us"]]}]}})");
   for (const char kind : {'\0', '\1', '\2', '\3'})
     seeds.add("token_file_fuzz", kind + std::string("abcdefgh\0\0\0\0", 12));
 }

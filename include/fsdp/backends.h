@@ -20,7 +20,7 @@ namespace fsdp {
 struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // Name or address of the network interface to use. Empty: the interface that reaches the master address.
-  std::string host;
+  std::string host = {};
 };
 
 // A communicator over Gloo for the ranks of `environment`, which meet at the TCP store that rank 0 opens at

@@ -14,6 +14,15 @@ namespace fsdp::engine {
 
 // schedule::ReductionOrder decides when a unit is reduced; the GradientReducer keeps track of reductions in flight.
 //
+// [Note: from a gradient to its reduction]
+// The hook of a parameter (capture_hooks.cpp) hands its gradient to Engine::capture, and that to capture() below, which
+// only stores it in the CapturedGradients of its FlatGradient. A unit is reduced when backward comes to another one:
+// Engine::begin_visit, and Engine::capture at the first gradient of a unit that is not visited, call reduce_before(),
+// which asks ReductionOrder::due. reduce() then lets GradientReducer::make_room wait for the reduction before, and
+// GradientReducer::issue begin the next one: FlatGradient::begin_reduction copies what was captured into the gradient
+// buffer, and Reduction::issue (reduction.cpp) issues the reduce-scatter. When it ends, LeafGradients have the result.
+// What is left at the end of backward is reduced by finish_backward(), which Passes::finish_backward calls.
+//
 // Threads: captures are safe from any thread; passes begin and end on one thread at a time.
 class GradientFlow {
  public:
@@ -33,7 +42,8 @@ class GradientFlow {
   // -- uses and captures --
   // Notes that an operator begins to use a unit.
   void note_use(Unit& unit);
-  // Reduces the units whose turn has come now that backward has come to `unit`.
+  // Reduces the units whose turn has come now that backward has come to `unit`: an operator has used it, or it has got
+  // its first gradient.
   void reduce_before(Unit& unit);
   // Captures a gradient (rule R5). Returns whether the unit has all its gradients.
   bool capture(Unit& unit, int64_t index, const at::Tensor& gradient) FSDP_EXCLUDES(unit.mutex);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "engine/gradient_hooks.h"
+#include "engine/capture_hooks.h"
 #include "fsdp/memory_sharing.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"

@@ -43,7 +43,8 @@ class UnshardedBuffers {
   void finish_gather(BufferPool& pool);
   // Notes that an operator on the current stream is about to use the gathered unit.
   void use_on_current_stream();
-  // Releases the memory of a gathered unit. The current stream waits for all uses.
+  // Gives the memory of a gathered unit back to the pool, which keeps it only with Options::keep_memory. The current
+  // stream waits for all uses.
   void release(BufferPool& pool);
 
   // Parking (ReshardAfterForward with a group size): keeps this rank's part of the gathered parameters, so that the

@@ -17,6 +17,10 @@ class Optimizer {
 
   // Updates the parameters whose gradient is defined; the others and their state stay unchanged. Uses `gradient_scale`
   // times the gradients: a scale below 1 clips gradients whose norm exceeds the limit. Not collective.
+  //
+  // For implementers: the engine notices new values by the version counters of the parameters, so that a kernel that
+  // does not count its writes needs seams::bump_version. State is allocated under a base::AllocationTag of
+  // kOptimizerState, by which plans know it.
   virtual void step(double gradient_scale = 1.0) = 0;
 
   // Makes each step process the parameters in parts of about `nbytes` from now on and call `done` after each part, when

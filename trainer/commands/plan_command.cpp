@@ -9,6 +9,7 @@
 
 #include "base/error_message.h"
 #include "commands/command_error.h"
+#include "commands/plan_calibrate.h"
 #include "commands/plan_paper.h"
 #include "commands/plan_search.h"
 #include "config/byte_count.h"
@@ -129,11 +130,11 @@ struct PassingFile {
   const fs::path path;
 };
 
-// Writes the page, too. Its timeline comes from the trace; plans for CPUs have none.
+// Writes the page, too. Its timeline comes from the trace; plans without times have none.
 ordered_json plan_with_page(const PlanCommand& command, planner::PlanOptions options) {
   check_folder_of_page(command.html, "--html");
   const PassingFile passing(formats::temporary_sibling(command.html));
-  if (options.trace.empty() && options.cluster.device) options.trace = passing.path.string();
+  if (options.trace.empty() && options.cluster.has_times()) options.trace = passing.path.string();
   ordered_json document = planned_with_changes(command, options);
   std::optional<StepTimeline> timeline;
   if (!options.trace.empty()) timeline = read_step_timeline(options.trace);
@@ -159,9 +160,9 @@ int plan(const PlanCommand& command) {
   return status_for(document["memory"]["verdict"]);
 }
 
-// --print-cluster and --paper need neither a run nor a cluster.
+// --print-cluster, --paper and --calibrate need neither a run nor a cluster.
 void check_complete(const PlanCommand& command) {
-  if (!command.print_cluster.empty() || command.paper) return;
+  if (!command.print_cluster.empty() || command.paper || !command.calibrate.empty()) return;
   if (command.jobs > 0 && !command.search) throw CLI::RequiresError("--jobs", "--search");
   if (command.model.empty() && command.config_path.empty()) throw CLI::RequiredError("--config-path or --model");
   if (command.cluster.empty()) throw CLI::RequiredError("--cluster");
@@ -184,16 +185,36 @@ CLI::Option* add_search(CLI::App& plan, PlanCommand& command) {
   return search;
 }
 
+// Excludes the options of a run from one that does something else.
+void exclude_run(CLI::App& plan, CLI::Option& other) {
+  for (const char* option : {"--config-path", "--model", "--set", "--cluster", "--print-cluster", "--rank",
+                             "--host-memory", "--stack", "--trace", "--no-changes", "--search"}) {
+    other.excludes(plan.get_option(option));
+  }
+}
+
 // Plans the paper's runs instead of one that the command line describes.
 CLI::Option* add_paper(CLI::App& plan, PlanCommand& command) {
   CLI::Option* paper = plan.add_flag(
       "--paper", command.paper,
       "Plan the figures of the FSDP paper, and compare them with its text; takes a minute, and no other run");
-  for (const char* option : {"--config-path", "--model", "--set", "--cluster", "--print-cluster", "--rank",
-                             "--host-memory", "--stack", "--trace", "--no-changes", "--search"}) {
-    paper->excludes(plan.get_option(option));
-  }
+  exclude_run(plan, *paper);
   return paper;
+}
+
+void add_calibration(CLI::App& plan, PlanCommand& command) {
+  CLI::Option* calibrate =
+      plan.add_option("--calibrate", command.calibrate,
+                      "Measure for about a minute how fast the CPUs of this host are while --nproc-per-node ranks "
+                      "train, and write a file for --cluster; plans nothing")
+          ->type_name("FILE");
+  exclude_run(plan, *calibrate);
+  for (const char* option : {"--paper", "--html", "--json", "--jobs"}) calibrate->excludes(plan.get_option(option));
+  CLI::Option* ranks = plan.add_option("--nproc-per-node", command.nproc_per_node, "With --calibrate: the ranks")
+                           ->type_name("N")
+                           ->check(CLI::Range(1, 1024))
+                           ->needs(calibrate);
+  calibrate->needs(ranks);
 }
 
 void add_jobs(CLI::App& plan, PlanCommand& command) {
@@ -249,12 +270,14 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   add_search(*plan, command)->excludes(no_changes)->excludes(trace)->excludes(html);
   add_paper(*plan, command);
   add_jobs(*plan, command);
+  add_calibration(*plan, command);
   return plan;
 }
 
 int run_plan_command(const PlanCommand& command) {
   try {
     if (command.paper) return run_paper_plans(command);
+    if (!command.calibrate.empty()) return run_calibration(command);
     return command.print_cluster.empty() ? plan(command) : print_cluster(command.print_cluster);
   } catch (const std::exception& error) {
     return report_error(error);

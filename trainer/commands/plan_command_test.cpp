@@ -262,7 +262,7 @@ TEST(PlanCommand, AStackChangesTimes) {
 
 TEST(PlanCommand, StacksThatCannotBePlannedAreRefused) {
   expect_error("--model gpt2 --cluster 8xh100 --stack fsdp3", 2, "no stack has this name");
-  expect_error("--model gpt2 --cluster 8xcpu --stack fsdp1", 2, "not known on CPUs");
+  expect_error("--model gpt2 --cluster 8xcpu --stack fsdp1", 2, "name a cluster with GPUs");
   expect_error("--model gpt2 --cluster 8xa100-80 --set dtype=bf16 --stack compiled-fp8", 2, "products in fp8");
   expect_error("--model gpt2 --cluster 8xh100 --set dtype=fp32 --stack compiled-fp8", 2, "add --set dtype=bf16");
   expect_error("--model gpt2 --cluster 8xh100 --set optimizer=sgd --stack llm-foundry", 2, "add --set optimizer=adamw");
@@ -295,6 +295,79 @@ TEST(PlanCommand, ThePaperIsNoOtherRun) {
   expect_error("--paper --stack fsdp2", 2, "--paper");
   expect_error("--paper --html no/such/folder/page.html", 1, "no/such/folder");
   expect_error("--model gpt2 --cluster 8xh100 --jobs 2", 2, "--search");
+}
+
+// Of two ranks; everything but products and exchanges takes a microsecond.
+std::string file_of_cpus(const testing::TemporaryFolder& folder) {
+  nlohmann::json products = nlohmann::json::array(), exchanges = nlohmann::json::array();
+  for (const char* product : {"matrices", "attention", "attention_backward"}) {
+    products.push_back({{"product", product},
+                        {"dtype", "fp32"},
+                        {"batch", 1},
+                        {"m", 128},
+                        {"n", 128},
+                        {"k", 128},
+                        {"flops", 4194304},
+                        {"seconds", "100us"}});
+  }
+  for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_gather_bytes"}) {
+    for (const char* path : {"memory", "in_place"}) {
+      exchanges.push_back(
+          {{"collective", collective}, {"path", path}, {"ranks", 2}, {"points", {{256, "10us"}, {"1MiB", "200us"}}}});
+    }
+  }
+  const nlohmann::json operators = {{{"name", "others"}, {"dtype", "fp32"}, {"points", {{4096, "1us"}}}}};
+  return folder.write(
+      "cpu.json",
+      nlohmann::json{
+          {"schema_version", 1},
+          {"device", "cpu"},
+          {"ranks_per_host", 2},
+          {"host_per_kernel", "2us"},
+          {"cpu", {{"threads", 1}, {"operators", operators}, {"products", products}, {"exchanges", exchanges}}}}
+          .dump());
+}
+
+TEST(PlanCommand, CpusHaveTimesIfTheyWereMeasured) {
+  const testing::TemporaryFolder folder;
+  const std::string run = "--model gpt2 --set max_seq_length=64 --set dtype=fp32 --cluster ";
+  const std::string cpus = run + file_of_cpus(folder), trace = folder.path("trace.json");
+  const nlohmann::json plan = planned(cpus, 0), time = plan["time"];
+  EXPECT_EQ(plan["memory"], planned(run + "2xcpu", 0)["memory"]);
+  EXPECT_FALSE(time.contains("mfu"));
+  EXPECT_GT(time["tokens_per_second"], 0);
+  EXPECT_GT(time["host_bound_seconds"], 0);
+  EXPECT_GT(time["exposed_communication_seconds"], 0);
+  EXPECT_GT(time["by_kind"]["matrix products"], 0);
+  EXPECT_EQ(time["collectives"][0]["hosts"], 1);
+  EXPECT_EQ(planned(cpus + " --trace " + trace + " --html " + folder.path("page.html"), 0)["time"], time);
+  EXPECT_THAT(folder.read("page.html"), AllOf(HasSubstr("Time of a step"), HasSubstr("One step")));
+  const auto step = read_step_timeline(trace);
+  ASSERT_TRUE(step);
+  const double spread = time["spread_seconds"];
+  EXPECT_NEAR(step->length_ms, 1e3 * (time["step_seconds"].get<double>() - spread), 0.01);
+  for (const char* kind : {"compute", "gather", "reduce"}) EXPECT_GT(step->ranks[0].busy_ms(kind), 0) << kind;
+  EXPECT_THAT(run_shell("$FSDP plan " + cpus).out, AllOf(HasSubstr("for each rank"), HasSubstr("TFLOP/s of a rank")));
+  EXPECT_THAT(run_shell("$FSDP plan " + run + "2xcpu").out, HasSubstr("no time of a step"));
+}
+
+TEST(PlanCommand, TimesOfCpusAreThoseOfTheirDtype) {
+  const testing::TemporaryFolder folder;
+  const std::string run = "--model gpt2 --set max_seq_length=64 --cluster " + file_of_cpus(folder);
+  expect_error(run + " --set dtype=bf16", 2, "has no times");
+  expect_error(run + " --set dtype=fp32 --set comm_backend=gloo", 1, "over gloo, 2 ranks; measure this host again");
+  expect_error("--model gpt2 --cluster 2xcpu --trace trace.json", 2, "--calibrate FILE");
+}
+
+TEST(PlanCommand, CalibrationPlansNothing) {
+  expect_error("--calibrate cpu.json", 2, "--nproc-per-node");
+  expect_error("--nproc-per-node 2", 2, "--calibrate");
+  expect_error("--calibrate cpu.json --nproc-per-node 2 --model gpt2", 2, "--calibrate");
+  expect_error("--calibrate cpu.json --nproc-per-node 2 --jobs 2", 2, "--jobs");
+  expect_error("--calibrate no/such/folder/cpu.json --nproc-per-node 2", 1, "there is no folder");
+  const ProgramResult nested = run_shell("RANK=0 $FSDP plan --calibrate cpu.json --nproc-per-node 2");
+  EXPECT_EQ(nested.status, 2);
+  EXPECT_THAT(nested.err, HasSubstr("the environment has RANK"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "testing/compared_training.h"
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -118,6 +119,7 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Config& config,
                              .weight_decay(config.optimizer.weight_decay);
     return std::make_unique<torch::optim::SGD>(parameters, options);
   }
+  TORCH_CHECK(config.optimizer.name == "adamw", "no reference for the optimizer ", config.optimizer.name);
   const auto options =
       torch::optim::AdamWOptions(1.0).weight_decay(config.optimizer.weight_decay).eps(config.optimizer.adam_epsilon);
   return std::make_unique<torch::optim::AdamW>(parameters, options);

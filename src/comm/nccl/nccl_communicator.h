@@ -1,4 +1,4 @@
-// Makes a group over NCCL, for the factory in communicator.h and for tests, which supply their own library.
+// Makes a group over NCCL, for the factory in fsdp/backends.h and for tests, which supply their own library.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,7 +18,7 @@ bool nccl_is_built_in();
 // The device and the library that carry out the collectives.
 struct NcclPlace {
   c10::Device device;   // the device of this rank's tensors
-  std::string library;  // path of the NCCL library; empty: found as communicator.h says
+  std::string library;  // path of the NCCL library; empty: found as fsdp/backends.h says
 };
 
 // Connects rank `rank` of `size` to the other ranks that come to `point`, which may be null for a group of one. Ignores

@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
+#include "planner/device/planned_operators.h"
 #include "planner/device/result_shapes.h"
 
 namespace fsdp::planner {
@@ -177,45 +177,6 @@ at::Scalar read_number(const at::Tensor& self) {
 
 bool are_equal(const at::Tensor&, const at::Tensor&) { return true; }
 
-bool returns_view(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& result : schema.returns()) {
-    if (result.alias_info() && !result.alias_info()->isWrite()) return true;
-  }
-  return false;
-}
-
-// Whether the CPU's kernel reads no memory, and stays.
-bool reads_no_memory(const c10::FunctionSchema& schema) {
-  static const std::set<std::string> names = {
-      "aten::empty",       "aten::empty_strided", "aten::resize_", "aten::set_",
-      "aten::is_set_to",   "aten::is_pinned",     "aten::unfold",  "aten::_has_compatible_shallow_copy_type",
-      "aten::is_same_size"};
-  return names.count(schema.name()) > 0 || returns_view(schema);
-}
-
-bool returns_tensors(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& result : schema.returns()) {
-    if (!result.type()->isSubtypeOf(*c10::TensorType::get()) &&
-        !result.type()->isSubtypeOf(*c10::ListType::ofTensors())) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// "aten::_foreach_add_" changes all tensors of a list in one kernel of CUDA; other devices take them one by one.
-bool changes_lists(const std::string& name) { return name.rfind("aten::_foreach_", 0) == 0 && name.back() == '_'; }
-
-// Whether the operator is one kernel. This includes operators that choose a kernel by the device inside.
-bool is_done_as_a_whole(const c10::OperatorHandle& op) {
-  static const std::set<std::string> chosen_by_device = {"aten::convolution", "aten::convolution_backward",
-                                                         "aten::copy_"};
-  const std::string& name = op.schema().name();
-  if (name.rfind("aten::", 0) != 0) return false;
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || changes_lists(name) ||
-         (chosen_by_device.count(name) && op.schema().overload_name().empty());
-}
-
 }  // namespace
 
 // A fallback is not enough: LibTorch prefers the composite implementation of an operator to a fallback, and would
@@ -232,10 +193,7 @@ void register_planned_kernels() {
   }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    if (!op || !op->hasSchema() || !is_done_as_a_whole(*op) || reads_no_memory(op->schema()) ||
-        !returns_tensors(op->schema())) {
-      continue;
-    }
+    if (!op || !op->hasSchema() || !is_planned(*op)) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
       device.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_nothing>());

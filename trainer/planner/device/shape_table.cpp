@@ -33,6 +33,10 @@ at::Tensor optional_tensor(const c10::IValue& value) { return value.isNone() ? a
 // ---------------------------------------------------------------- element by element
 
 Stack like_first(const Stack& arguments) { return {make_like(arguments[0].toTensor())}; }
+Stack contiguous_like_first(const Stack& arguments) {
+  const at::Tensor& first = arguments[0].toTensor();
+  return {make(first.sizes(), first.scalar_type())};
+}
 Stack bools_like_first(const Stack& arguments) { return {make(arguments[0].toTensor().sizes(), at::kBool)}; }
 
 Stack bools_of_two(const Stack& arguments) {
@@ -221,7 +225,7 @@ ShapeFunction find_shape_function(const c10::OperatorName& operation) {
       {"aten::relu", &like_first},
       {"aten::hardswish", &like_first},
       {"aten::hardtanh", &like_first},
-      {"aten::roll", &like_first},
+      {"aten::roll", &contiguous_like_first},
       {"aten::flip", &like_first},
       {"aten::isnan", &bools_like_first},
       {"aten::dot", &number_of_first},

@@ -19,7 +19,8 @@ struct KernelPrice {
 // How a stack changes the kernels of this tape.
 struct KernelOptions {
   Stack stack = {};
-  int64_t vocabulary = 0;  // products of this width are the head's, and never in fp8; 0: none are
+  at::ScalarType dtype = at::kFloat;  // in which the model computes
+  int64_t vocabulary = 0;             // products of this width are the head's, and never in fp8; 0: none are
 };
 
 // Returns the time of an entry of kind kKernel on the cluster's device. A kernel without bytes is not launched.

@@ -9,6 +9,7 @@
 
 #include "planner/pricing/collective_price.h"
 #include "planner/pricing/fused_kernels.h"
+#include "planner/pricing/host_price.h"
 #include "planner/pricing/kernel_price.h"
 #include "planner/time/collective_flow.h"
 #include "planner/time/kernel_time.h"
@@ -67,6 +68,9 @@ class TapePricer {
     stream_of(kComputeStream);
     priced_.replay.links = node_links(cluster.links);
     priced_.replay.flows.resize(tape.collectives().size());
+    if (!computes_on_host()) return;
+    priced_.replay.host_computes = true;
+    priced_.replay.launch_delay = 0;
   }
 
   void mark_step(size_t entry) {
@@ -93,12 +97,15 @@ class TapePricer {
     return add_item(entry, {.kind = ReplayKind::kRecord, .stream = stream_of(kComputeStream), .event = kMarkEvent});
   }
 
+  bool computes_on_host() const { return !cluster_.device; }
   double host_of_kernel() const { return options_.stack.host_per_kernel.value_or(cluster_.host_per_kernel); }
   double host_of_collective() const { return options_.stack.host_per_collective.value_or(host_of_kernel()); }
   bool is_fused_into_another(size_t index) const;
   void add_kernel(size_t index);
+  void add_work(size_t index, int stream, KernelPrice price);
   void copy_gather(size_t index);
   void add_collective(size_t index);
+  void add_exchange_of_hosts(size_t index);
   void add_wait(size_t index);
   void add_host_wait_for_stream(size_t index);
   void record_collective(size_t entry, int stream, int64_t collective) {
@@ -173,29 +180,47 @@ void TapePricer::add_kernel(size_t index) {
   TapeEntry entry = tape_.entries()[index];
   if (is_fused_into_another(index)) return;
   entry.bytes = fused_.bytes(index);
+  if (computes_on_host()) {
+    add_work(index, stream_of(kComputeStream), price_on_host(tape_, entry, *cluster_.host_speed, options_.dtype));
+    return;
+  }
   if (entry.place != Place::kDevice) {
     add_item(index, {.kind = ReplayKind::kHostWork, .host = host_kernel_seconds(entry, cluster_)});
     return;
   }
-  KernelPrice price = price_kernel(tape_, entry, cluster_, options_);
   const int stream = stream_of(entry.stream);
-  const ReplayItem item{
-      .memory_bound = price.memory_bound(), .stream = stream, .host = host_of_kernel(), .duration = price.seconds};
-  if (phase_ == StepPhase::kUpdate) price.kind = WorkKind::kOptimizer;
-  add_item(index, item, price);
+  add_work(index, stream, price_kernel(tape_, entry, cluster_, options_));
   const auto converted = converted_.find(stream);
   if (converted == converted_.end()) return;
   record_collective(index, stream, converted->second);
   converted_.erase(converted);
 }
 
-void TapePricer::add_collective(size_t index) {
-  const TapeEntry& entry = tape_.entries()[index];
-  const auto collective = static_cast<size_t>(entry.id);
-  if (entry.place != Place::kDevice) {
+void TapePricer::add_work(size_t index, int stream, KernelPrice price) {
+  const ReplayItem item{
+      .memory_bound = price.memory_bound(), .stream = stream, .host = host_of_kernel(), .duration = price.seconds};
+  if (phase_ == StepPhase::kUpdate) price.kind = WorkKind::kOptimizer;
+  add_item(index, item, price);
+}
+
+// On CPUs, the time that an exchange takes counts at its issue: ranks use all processors, so that it cannot run beside
+// computation.
+void TapePricer::add_exchange_of_hosts(size_t index) {
+  const auto collective = static_cast<size_t>(tape_.entries()[index].id);
+  if (!computes_on_host()) {
     add_item(index, {.kind = ReplayKind::kHostWork, .host = host_exchange_seconds(tape_, collective)});
     return;
   }
+  priced_.replay.flows[collective].latency = exchange_seconds(tape_, collective, *cluster_.host_speed);
+  add_item(
+      index,
+      {.kind = ReplayKind::kCollective, .stream = stream_of(kComputeStream), .flow = static_cast<int>(collective)});
+}
+
+void TapePricer::add_collective(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  const auto collective = static_cast<size_t>(entry.id);
+  if (entry.place != Place::kDevice) return add_exchange_of_hosts(index);
   const int stream = stream_of(entry.stream);
   const int64_t communicator = event_of_communicator(tape_.collectives()[collective]);
   const auto [latest, is_first] = communicators_.emplace(communicator, stream);

@@ -41,9 +41,9 @@ struct PricedTape {
   size_t first_item_of(size_t entry) const;
 };
 
-// Prices all from step_bounds.front() on; what comes before, setup, is not replayed. A wait for a collective waits for
-// the conversion of its sum, too. At a retry of the allocator, the host waits for the device and then frees and
-// allocates. Throws a std::invalid_argument for collectives that the cluster's links cannot carry.
+// The cluster has times. Prices all from step_bounds.front() on; what comes before, setup, is not replayed. A wait for
+// a collective waits for the conversion of its sum, too. At a retry of the allocator, the host waits for the device and
+// then frees and allocates. Throws a std::invalid_argument for collectives that the cluster's links cannot carry.
 PricedTape price_tape(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
                       const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {});
 

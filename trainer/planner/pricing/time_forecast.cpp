@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "planner/pricing/collective_price.h"
+#include "planner/pricing/host_price.h"
 #include "planner/time/spread.h"
 
 namespace fsdp::planner {
@@ -51,7 +52,7 @@ std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Clus
     const auto index = static_cast<size_t>(priced.replay.items[i].flow);
     const TapeCollective& collective = tape.collectives()[index];
     const Topology topology = topology_of(tape, collective, cluster);
-    if (topology.ranks == 1 || collective.numel == 0) continue;
+    if (topology.ranks == 1 || collective.numel == 0 || collective.kind == comm::CollectiveKind::kGatherBytes) continue;
     CollectiveSum& sum = sums[{collective.kind, topology.ranks, topology.nodes, topology.groups_per_node}];
     const int64_t bytes = collective_bytes(collective, stack);
     sum.kind = collective.kind;
@@ -60,7 +61,8 @@ std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Clus
     sum.bytes += bytes;
     sum.sent += bytes_sent(function_of(collective.kind), bytes, topology.ranks);
     sum.seconds += forecast.result.items[i].end - forecast.result.items[i].begin;
-    sum.alone += price_collective(tape, index, cluster, stack).seconds();
+    sum.alone += cluster.device ? price_collective(tape, index, cluster, stack).seconds()
+                                : exchange_seconds(tape, index, *cluster.host_speed);
   }
   std::vector<CollectiveSum> list;
   for (const auto& [key, sum] : sums) list.push_back(sum);

@@ -36,7 +36,7 @@ struct TimeForecast {
   double least = 0;
 };
 
-// Needs a cluster with devices. `retries`: those of the memory replay.
+// The cluster has times. `retries`: those of the memory replay.
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
                            const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {});
 

@@ -136,7 +136,8 @@ class PlannedCommunicator final : public Communicator {
                                           .numel = static_cast<int64_t>(bytes.size()),
                                           .dtype = at::kByte,
                                           .group = group_,
-                                          .twin = is_twin_},
+                                          .twin = is_twin_,
+                                          .path = path()},
                                          Place::kHost, -1);
       tape_.waited(index, Place::kHost, -1);
     });
@@ -224,7 +225,8 @@ class PlannedCommunicator final : public Communicator {
     const bool in_place = sharing_->find(output) == buffer;
     if (!in_place) sent_.add_for_each_peer(input.nbytes());
     AtEnd reading = at_end([buffer] { buffer->read(); });
-    const int64_t index = note_issue(comm::CollectiveKind::kAllGather, id, output.numel(), input);
+    const int64_t index =
+        note_issue(comm::CollectiveKind::kAllGather, id, output.numel(), input, {.in_place = in_place});
     return std::make_unique<PlannedWork>(tape_, index, input.device(), in_place ? nullptr : reading,
                                          in_place ? reading : nullptr);
   }
@@ -232,6 +234,7 @@ class PlannedCommunicator final : public Communicator {
   struct Way {
     bool contributes = true;  // whether this rank sends anything
     bool converts = false;    // TapeCollective::converts
+    bool in_place = false;    // HostPath::kInPlace
   };
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
                               const at::Tensor& sent) {
@@ -240,7 +243,7 @@ class PlannedCommunicator final : public Communicator {
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,
                               const Way& way) {
     AtEnd in_flight = sent.is_cpu() && payloads_ ? take_payload(kind, numel, sent, way.contributes) : nullptr;
-    const int64_t index = note_issue(kind, id, numel, sent, way.converts);
+    const int64_t index = note_issue(kind, id, numel, sent, way);
     return std::make_unique<PlannedWork>(tape_, index, sent.device(), std::move(in_flight), nullptr);
   }
 
@@ -251,8 +254,10 @@ class PlannedCommunicator final : public Communicator {
         [payloads = payloads_, memory = std::move(memory)]() mutable { payloads->release(std::move(memory)); });
   }
 
+  HostPath path() const { return sharing_ ? HostPath::kMemory : HostPath::kGloo; }
+
   int64_t note_issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,
-                     bool converts = false) {
+                     const Way& way) {
     const c10::Device device = sent.device();
     int64_t index = -1;
     PlannedMemory::get().report([&](DeviceLog&) {
@@ -262,7 +267,8 @@ class PlannedCommunicator final : public Communicator {
                             .dtype = sent.scalar_type(),
                             .group = group_,
                             .twin = is_twin_,
-                            .converts = converts},
+                            .converts = way.converts,
+                            .path = way.in_place ? HostPath::kInPlace : path()},
                            place_of(device), stream_of(device));
     });
     return index;

@@ -122,7 +122,8 @@ std::string host_table(const ordered_json& host, bool is_target) {
 
 std::string time_section(const ordered_json& plan) {
   if (plan.contains("time")) return time_text(plan["time"], plan.at("steps").get<int>());
-  return "\nno time of a step: the speed of CPUs is not known\n";
+  return "\nno time of a step: the cluster has no times of these CPUs (fsdp plan --calibrate FILE --nproc-per-node N "
+         "measures them)\n";
 }
 
 std::string change_rows(const ordered_json& changes) {

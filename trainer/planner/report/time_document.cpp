@@ -1,6 +1,7 @@
 #include "planner/report/time_document.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "planner/pricing/kernel_price.h"
 
@@ -30,8 +31,8 @@ ordered_json kinds_of(const StepTime& step) {
 struct StepRates {
   double samples = 0;
   double tflops = 0;
-  double hardware_tflops = 0;  // with what is computed again
-  double mfu = 0;
+  double hardware_tflops = 0;      // with what is computed again
+  std::optional<double> mfu = {};  // none: the peak rate of CPUs is not known
 };
 
 StepRates rates(double seconds, const StepWork& work, const Cluster& cluster) {
@@ -40,7 +41,7 @@ StepRates rates(double seconds, const StepWork& work, const Cluster& cluster) {
   const double of_device = rates.samples / cluster.ranks();
   rates.tflops = of_device * work.sample.flops * 1e-12;
   rates.hardware_tflops = of_device * (work.sample.flops + work.sample.recomputed_flops) * 1e-12;
-  rates.mfu = rates.tflops * 1e12 / cluster.speed.peak(precision_of(work.dtype));
+  if (cluster.device) rates.mfu = rates.tflops * 1e12 / cluster.speed.peak(precision_of(work.dtype));
   return rates;
 }
 
@@ -56,7 +57,7 @@ void add_rates(ordered_json& document, double seconds, const StepWork& work, con
   }
   document["tflops_per_device"] = step.tflops;
   if (work.recomputes) document["hardware_tflops_per_device"] = step.hardware_tflops;
-  document["mfu"] = step.mfu;
+  if (step.mfu) document["mfu"] = *step.mfu;
   document["model_flops_per_device"] = static_cast<double>(work.samples) * work.sample.flops;
 }
 
@@ -100,9 +101,9 @@ ordered_json marks_of(const ordered_json& document, double least, const StepWork
     marks[figure] = {{"mark", exact ? "exact" : times}};
   }
   marks["collectives"] = {{"mark", times}, {"count", "exact"}, {"bytes", "exact"}, {"sent_bytes", "exact"}};
-  marks["step_seconds"]["at_least"] = least;
   marks["exposed_communication_seconds"]["at_least"] = 0;
   if (least <= 0) return marks;
+  marks["step_seconds"]["at_least"] = least;
   ordered_json most;
   add_rates(most, least, work, cluster);
   for (const char* figure :

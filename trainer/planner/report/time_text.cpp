@@ -55,12 +55,16 @@ std::string rate_rows(const ordered_json& time) {
   const std::string unit = time.contains("tokens_per_second") ? "tokens" : "samples";
   const auto all = time.at(unit + "_per_second").get<double>();
   const auto one = time.at(unit + "_per_second_per_device").get<double>();
-  std::string text = row(2, unit + " per second", rate_text(all), rate_text(one) + " for each device");
-  const std::string utilization = fixed_text(100 * time.at("mfu").get<double>(), 1);
-  text += row(2, "TFLOP/s of a device", fixed_text(time.at("tflops_per_device").get<double>(), 1),
-              utilization + " % of its peak; attention counts in full");
+  const bool has_device = time.contains("mfu");
+  const int digits = has_device ? 1 : 3;
+  const std::string place = has_device ? "device" : "rank";
+  std::string text = row(2, unit + " per second", rate_text(all), rate_text(one) + " for each " + place);
+  const std::string utilization =
+      has_device ? fixed_text(100 * time["mfu"].get<double>(), 1) + " % of its peak; " : std::string();
+  text += row(2, "TFLOP/s of a " + place, fixed_text(time.at("tflops_per_device").get<double>(), digits),
+              utilization + "attention counts in full");
   if (time.contains("hardware_tflops_per_device")) {
-    text += row(2, "  with recomputation", fixed_text(time["hardware_tflops_per_device"].get<double>(), 1));
+    text += row(2, "  with recomputation", fixed_text(time["hardware_tflops_per_device"].get<double>(), digits));
   }
   return text;
 }

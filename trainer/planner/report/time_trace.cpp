@@ -64,6 +64,7 @@ void TimelineMaker::add_collectives() {
   for (size_t i = 0; i < items_.size(); ++i) {
     if (priced_.replay.items[i].kind != ReplayKind::kCollective) continue;
     const TapeCollective& collective = tape_.collectives()[static_cast<size_t>(priced_.replay.items[i].flow)];
+    if (collective.kind == comm::CollectiveKind::kGatherBytes) continue;  // no unit's
     const bool gathers = collective.kind == comm::CollectiveKind::kAllGather;
     add(gathers ? TraceTrack::kGather : TraceTrack::kReduce, collective.id.name, collective.id.pass, items_[i].begin,
         items_[i].end);

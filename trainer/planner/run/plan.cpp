@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "config/config_checks.h"
+#include "config/config_names.h"
 #include "config/errors.h"
 #include "launch/rank_processes.h"
 #include "planner/memory/forecast.h"
@@ -37,7 +38,7 @@ void check_stack(const Config& config, const PlanOptions& options) {
   const std::string name = "--stack " + stack.name;
   if (!options.cluster.device) {
     throw ConfigError(name +
-                      ": a stack changes the time of a step, which is not known on CPUs; name a cluster with GPUs");
+                      ": a stack changes the times of kernels on GPUs and of their hosts; name a cluster with GPUs");
   }
   if (stack.uses_float8() && config.precision.dtype != at::kBFloat16) {
     throw ConfigError(name + " uses fp8 in place of bf16: add --set dtype=bf16");
@@ -49,6 +50,14 @@ void check_stack(const Config& config, const PlanOptions& options) {
     throw ConfigError(c10::str(name, " says how much memory Adam moves, but key \"optimizer\" is \"",
                                config.optimizer.name, "\": add --set optimizer=adamw"));
   }
+}
+
+// Other types take other times.
+void check_measured_types(const Config& config, const Cluster& cluster) {
+  if (!cluster.host_speed || cluster.host_speed->knows(config.precision.dtype)) return;
+  throw ConfigError(c10::str("key \"dtype\" is \"", trainer::config_name(config.precision.dtype), "\", for which ",
+                             cluster.file, " has no times; a plan for --cluster ", cluster.ranks(),
+                             "xcpu has memory alone"));
 }
 
 void check_against_cluster(const Config& config, const PlanOptions& options) {
@@ -65,9 +74,12 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
   if (options.rank < 0 || options.rank >= options.cluster.ranks()) {
     throw ConfigError(c10::str("--rank ", options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
   }
-  if (!options.trace.empty() && !options.cluster.device) {
-    throw ConfigError("--trace: the time of a step on CPUs is not known; name a cluster with GPUs");
+  if (!options.trace.empty() && !options.cluster.has_times()) {
+    throw ConfigError(
+        c10::str("--trace: the cluster has no times of these CPUs; `fsdp plan --calibrate FILE --nproc-per-node ",
+                 options.cluster.ranks_per_host, "` measures them, for --cluster FILE"));
   }
+  check_measured_types(config, options.cluster);
   if (config.parallelism.pipeline_degree > 1) {
     throw ConfigError(c10::str("key \"pipeline_parallel_degree\" is ", config.parallelism.pipeline_degree,
                                ", but `fsdp plan` does not plan pipelines; accepted: 1"));
@@ -112,11 +124,15 @@ StepWork step_work(const PlannedRun& run, const Config& config) {
 
 // Also writes the timeline, if one is wanted.
 ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options,
-                       const DeviceForecast& memory) {
-  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, memory.replay.retried,
-                                          {.stack = options.stack, .vocabulary = run.vocabulary()});
+                       const MemoryForecast& memory) {
+  const std::vector<AllocatorRetry> retries =
+      memory.device ? memory.device->replay.retried : std::vector<AllocatorRetry>();
+  const TimeForecast time =
+      forecast_time(run.tape(), run.step_bounds(), options.cluster, retries,
+                    {.stack = options.stack, .dtype = config.precision.dtype, .vocabulary = run.vocabulary()});
   if (!options.trace.empty()) {
-    write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, memory.use, run.stop_trace()));
+    const MemoryUse& use = memory.device ? memory.device->use : memory.host.use;
+    write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, use, run.stop_trace()));
   }
   return time_document(time, step_work(run, config), options.cluster);
 }
@@ -130,7 +146,8 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
   PlannedRun run(config, {.has_device = cluster.device.has_value(),
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
-                          .threads = trainer::threads_of_rank(cluster.ranks_per_host),
+                          .threads = cluster.host_speed ? cluster.host_speed->threads
+                                                        : trainer::threads_of_rank(cluster.ranks_per_host),
                           .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
                           .notes_accesses = options.stack.fusion != Fusion::kNone});
   if (!options.trace.empty()) run.trace();
@@ -150,7 +167,7 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
       {"engine", engine_document(run)},
       {"memory", memory_document(memory, run.tape())}};
   add_memory_marks(document["memory"]);
-  if (memory.device) document["time"] = plan_time(run, config, options, *memory.device);
+  if (cluster.has_times()) document["time"] = plan_time(run, config, options, memory);
   return document;
 }
 

@@ -18,16 +18,16 @@ namespace fsdp::planner {
 
 struct PlanOptions {
   Cluster cluster;
-  Stack stack = {};                    // which runs the step
-  int rank = 0;                        // the rank that is run
-  std::optional<int64_t> host_memory;  // bytes of one host
-  std::string trace;                   // where the timeline is written (time_trace.h); empty: nowhere
+  Stack stack = {};                         // which runs the step
+  int rank = 0;                             // the rank that is run
+  std::optional<int64_t> host_memory = {};  // bytes of one host
+  std::string trace = {};                   // where the timeline is written (time_trace.h); empty: nowhere
   // Called in the forked process before each part of the plan, with its name. May be empty.
   std::function<void(const std::string&)> progress = {};
 };
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
-// "model", "cluster", "stack", "rank", "steps", "memory" (memory_document.h) and, for devices, "time"
+// "model", "cluster", "stack", "rank", "steps", "memory" (memory_document.h) and, if the cluster has times, "time"
 // (time_document.h). Must be called before this process starts threads. Throws a ConfigError as `fsdp train` would, or
 // if the config contradicts the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);

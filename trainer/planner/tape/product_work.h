@@ -30,6 +30,8 @@ struct ProductWork {
   // A multiplication and an addition are two. All keys count, masked or not. Backward of attention counts as twice
   // forward, as models/flops.h does: the products of queries and keys that the kernel computes again do not count.
   double flops = 0;
+
+  bool operator==(const ProductWork&) const = default;
 };
 
 // Returns nothing for other operators.

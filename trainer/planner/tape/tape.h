@@ -10,6 +10,7 @@
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
 #include "planner/device/device_log.h"
+#include "planner/tape/host_path.h"
 #include "planner/tape/kernel_traffic.h"
 #include "planner/tape/product_work.h"
 
@@ -58,6 +59,7 @@ struct TapeCollective {
   int group = 0;                     // an index into Tape::groups()
   bool twin = false;                 // whether through the group's twin
   bool converts = false;             // whether the next kernel of its stream converts the sum, and belongs to it
+  HostPath path = HostPath::kGloo;   // of ranks on CPUs
 };
 
 // Threads: PlannedMemory::report gives it one report at a time.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "planner/target/device_profile.h"
+#include "planner/target/host_speed.h"
 #include "planner/target/known_devices.h"
 #include "planner/target/provenance.h"
 #include "planner/time/device_speed.h"
@@ -16,14 +17,15 @@ namespace fsdp::planner {
 struct Cluster {
   int hosts = 1;
   int ranks_per_host = 1;
-  std::optional<DeviceProfile> device;      // of each rank; none: ranks compute on CPUs
-  std::optional<int64_t> host_memory = {};  // bytes of one host, if known
+  std::optional<DeviceProfile> device;       // of each rank; none: ranks compute on CPUs
+  std::optional<int64_t> host_memory = {};   // bytes of one host, if known
+  std::optional<HostSpeed> host_speed = {};  // of ranks that compute on CPUs, if it was measured
   // Of `device`; without one, they have no meaning.
   DeviceSpeed speed = {};
   LinkSpeed links = {};
-  // Seconds of the host thread for each kernel that it issues. A guess.
+  // Seconds of the host thread for each kernel that it issues; on CPUs, beside the kernel's own. A guess for devices.
   double host_per_kernel = 5e-6;
-  // The standard deviation of the ranks' computation, as a part of its time. A guess.
+  // The standard deviation of the ranks' computation, as a part of its time. A guess for devices.
   double spread = 0.015;
   // Device memory of one communicator of NCCL. Guesses, between the reports of 0.35 and 0.7 GiB (NVIDIA/nccl issues 964
   // and 1685).
@@ -33,6 +35,8 @@ struct Cluster {
   std::string file = {};  // which describes it; empty: it has a name
 
   int ranks() const { return hosts * ranks_per_host; }
+  // Whether plans for it have times.
+  bool has_times() const { return device || host_speed; }
   // "64 hosts of 8 x NVIDIA A100, 80 GB", and the file in brackets
   std::string text() const;
 

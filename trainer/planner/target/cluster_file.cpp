@@ -26,13 +26,15 @@ constexpr int kSchemaVersion = 1;
 // Members beside those of the table.
 constexpr const char* kVersion = "schema_version";
 constexpr const char* kDevice = "device";
+constexpr const char* kCpu = "cpu";
 constexpr const char* kOverrides = "device_overrides";
 constexpr const char* kProvenance = "provenance";
 
 const std::string kToStartFrom = "`fsdp plan --print-cluster 8xh100` prints a file to start from";
+const std::string kToMeasure = "`fsdp plan --calibrate FILE --nproc-per-node N` measures these numbers";
 
 std::vector<std::string> names_of_devices() {
-  std::vector<std::string> names = {"cpu"};
+  std::vector<std::string> names = {kCpu};
   for (const KnownDevice& device : known_devices()) names.push_back(device.profile.name);
   return names;
 }
@@ -128,7 +130,10 @@ void ClusterReader::read_device() {
 }
 
 void ClusterReader::read_known_device(const std::string& name) {
-  if (name == "cpu") return;
+  if (name == kCpu) {
+    if (file_.contains(kCpu)) cluster_.host_speed.emplace();
+    return;
+  }
   const KnownDevice* known = find_known_device(name);
   const std::vector<std::string> names = names_of_devices();
   if (known == nullptr)
@@ -158,8 +163,10 @@ void ClusterReader::read_section(const json& object, const std::string& section,
 }
 
 void ClusterReader::read_key(const ClusterKey& key, const json& value, const std::string& written) {
-  if (is_of_devices(key) && !cluster_.device) {
-    throw ConfigError(c10::str(source_, ": key \"", written, "\" has no meaning where \"", kDevice, "\" is \"cpu\""));
+  if (!is_of(key, cluster_)) {
+    const char* const where = scope_of(key) == KeyScope::kCpus ? "\" is not \"cpu\"" : "\" is \"cpu\"";
+    const char* const unless = scope_of(key) == KeyScope::kTimes ? ", unless there is the object \"cpu\"" : "";
+    throw ConfigError(c10::str(source_, ": key \"", written, "\" has no meaning where \"", kDevice, where, unless));
   }
   if (written == path_of(kOverrides, "name")) {
     throw ConfigError(c10::str(source_, ": key \"", written, "\": the name of a known device stays; give a whole \"",
@@ -197,16 +204,24 @@ void ClusterReader::read_provenances() {
 void ClusterReader::check_complete() const {
   std::vector<std::string> missing;
   for (const ClusterKey& key : cluster_keys()) {
-    if (key.needed && (own_device_ || key.path == "ranks_per_host") && given_.count(key.path) == 0) {
+    const bool is_given = scope_of(key) == KeyScope::kDevices && !own_device_;  // by the name of the device
+    if (key.needed && is_of(key, cluster_) && !is_given && given_.count(key.path) == 0) {
       missing.push_back("\"" + key.path + "\"");
     }
   }
   if (missing.empty()) return;
   throw ConfigError(c10::str(source_, ": missing: ", c10::Join(", ", missing),
-                             own_device_ ? "; a device of one's own needs all its numbers; " : "; ", kToStartFrom));
+                             own_device_ ? "; a device of one's own needs all its numbers; " : "; ",
+                             cluster_.host_speed ? kToMeasure : kToStartFrom));
 }
 
 void ClusterReader::check_combinations() const {
+  if (cluster_.host_speed && cluster_.hosts > 1) {
+    refuse("hosts", cluster_.hosts, "is more than one host, but the object \"cpu\" has no times between hosts", "1");
+  }
+  if (cluster_.host_speed && cluster_.ranks_per_host > 1 && cluster_.host_speed->exchanges.empty()) {
+    refuse("cpu.exchanges", json::array(), "has no times for several ranks", "times of all collectives; " + kToMeasure);
+  }
   if (!cluster_.device) return;
   if (cluster_.device->context >= cluster_.device->memory) {
     throw ConfigError(c10::str(source_, ": key \"device.context\": ", cluster_.device->context,
@@ -255,9 +270,9 @@ Cluster read_cluster(const json& file, const std::string& source) { return Clust
 
 ordered_json cluster_json(const Cluster& cluster) {
   ordered_json file = {{kVersion, kSchemaVersion}};
-  if (!cluster.device) file[kDevice] = "cpu";
+  if (!cluster.device) file[kDevice] = kCpu;
   for (const ClusterKey& key : cluster_keys()) {
-    if (is_of_devices(key) && !cluster.device) continue;
+    if (!is_of(key, cluster)) continue;
     const auto [object, member] = place_of(file, key.path);
     (*object)[member] = key.get(cluster);
   }

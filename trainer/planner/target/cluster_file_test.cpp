@@ -166,7 +166,7 @@ TEST(ClusterFile, ADeviceOfOnesOwnNeedsAllItsNumbers) {
   EXPECT_EQ(refusal(own_device()), "");
   EXPECT_EQ(read_cluster(own_device(), "it.json").provenances.size(), 0);
   for (const ClusterKey& key : cluster_keys()) {
-    if (!key.needed) continue;
+    if (!key.needed || scope_of(key) == KeyScope::kCpus) continue;
     json file = own_device();
     const std::string pointer = "/" + key.path;
     std::string parent = pointer;
@@ -185,6 +185,70 @@ TEST(ClusterFile, CpusHaveNoNumbersOfDevices) {
   EXPECT_EQ(read_cluster(cpus, "it.json").host_memory, int64_t{64} << 30);
   EXPECT_THAT(refusal(with(cpus, "/links/host/bandwidth", "1GB/s")),
               HasSubstr("has no meaning where \"device\" is \"cpu\""));
+  EXPECT_THAT(refusal(with(cpus, "/spread", 0.1)), HasSubstr("unless there is the object \"cpu\""));
+  EXPECT_THAT(refusal(with(four_h100(), "/cpu/threads", 1)),
+              HasSubstr("\"cpu.threads\" has no meaning where \"device\" is not \"cpu\""));
+}
+
+Cluster measured_cpus() {
+  Cluster cluster = parse_cluster("4xcpu");
+  cluster.file = "it.json";
+  cluster.host_per_kernel = 7e-6;
+  cluster.spread = 0.25;
+  cluster.host_speed = {
+      .threads = 3,
+      .operators = {{"aten::add.Tensor", at::kFloat, {{0, 1e-6}, {100, 2.5e-6}}},
+                    {kOtherOperators, at::kFloat, {{10, 1e-6}}},
+                    {kOtherOperators, at::kBFloat16, {{10, 1.0 / 3}}}},
+      .products = {{{.type = ProductType::kConvolutionBackward,
+                     .across_rows = true,
+                     .dtype = at::kBFloat16,
+                     .batch = 2,
+                     .m = 3,
+                     .n = 4,
+                     .k = 5,
+                     .flops = 480},
+                    1e-5},
+                   {{.type = ProductType::kAttention, .causal = true, .m = 3, .n = 4, .k = 5, .flops = 240}, 2e-5}},
+      .exchanges = {{comm::CollectiveKind::kAllGather, HostPath::kInPlace, 4, {{256, 1e-6}, {4096, 1e-5}}},
+                    {comm::CollectiveKind::kGatherBytes, HostPath::kGloo, 2, {{256, 1e-4}}}}};
+  cluster.provenances = {{"cpu.operators", Provenance::kMeasured}, {"spread", Provenance::kCalibrated}};
+  return cluster;
+}
+
+json cpu_file() { return json::parse(cluster_json(measured_cpus()).dump()); }
+
+TEST(ClusterFile, TimesOfCpusReadBackTheSame) { EXPECT_EQ(read_cluster(cpu_file(), "it.json"), measured_cpus()); }
+
+TEST(ClusterFile, TimesOfCpusAreComplete) {
+  for (const char* name : {"threads", "operators", "products", "exchanges"}) {
+    json file = cpu_file();
+    file["cpu"].erase(name);
+    file.erase("provenance");
+    EXPECT_THAT(refusal(file), AllOf(HasSubstr(std::string("missing: \"cpu.") + name),
+                                     HasSubstr("--calibrate FILE --nproc-per-node N")));
+  }
+  EXPECT_THAT(refusal(with(cpu_file(), "/hosts", 2)), HasSubstr("2 is more than one host"));
+}
+
+TEST(ClusterFile, TimesOfCpusAreChecked) {
+  const auto refused = [](const std::string& pointer, const json& value) {
+    return refusal(with(cpu_file(), "/cpu" + pointer, value));
+  };
+  EXPECT_THAT(refused("/operators/0/name", 7), HasSubstr("names no operator"));
+  EXPECT_THAT(refused("/operators/1/name", "aten::mul"), HasSubstr("has no item \"others\" for fp32"));
+  EXPECT_THAT(refused("/operators", json::array()), HasSubstr("[] is empty"));
+  EXPECT_THAT(refused("/operators/0/points", json::parse("[[5, 1], [4, 1]]")), HasSubstr("do not ascend"));
+  EXPECT_THAT(refused("/operators/0/points/0/1", 0), HasSubstr("out of range"));
+  EXPECT_THAT(refused("/operators/0/dtype", "int8"), HasSubstr("fp32, bf16, fp16"));
+  EXPECT_THAT(refused("/products/0/product", "sum"), HasSubstr("attention_backward"));
+  EXPECT_THAT(refused("/products/0/seconds", "5GB"), HasSubstr("5GB"));
+  EXPECT_THAT(refused("/products/0/causal", 1), HasSubstr("\"causal\" is not true or false"));
+  EXPECT_THAT(refused("/exchanges", json::array()), HasSubstr("no times for several ranks"));
+  EXPECT_THAT(refused("/exchanges/0/path", "rdma"), HasSubstr("gloo, memory, in_place"));
+  EXPECT_THAT(refused("/exchanges/0/collective", "all_to_all"), HasSubstr("all_gather_bytes"));
+  EXPECT_THAT(refused("/exchanges/0/rank", 4), HasSubstr("the nearest known one is \"ranks\""));
+  EXPECT_THAT(refused("/threads", 0), HasSubstr("0 is out of range"));
 }
 
 TEST(ClusterFile, ProvenancesBelongToNumbersOfTheFile) {

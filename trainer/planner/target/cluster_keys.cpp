@@ -10,6 +10,7 @@
 
 #include "config/config_schema.h"
 #include "planner/target/cluster_lists.h"
+#include "planner/target/host_lists.h"
 #include "planner/target/name_index.h"
 #include "planner/target/quantity.h"
 
@@ -240,7 +241,14 @@ std::vector<ClusterKey> keys_of_nccl() {
       trees_key("nccl.trees"),
       choice_key("nccl.host_cpu", false, {"intel", "amd"}, "The CPU of hosts, on which NCCL's model depends.",
                  [](auto& cluster) -> auto& { return cluster.links.host; }),
-      number_key("host_per_kernel", kSeconds, false, kGuess, "Time of the host thread for each kernel that it issues.",
+  };
+}
+
+std::vector<ClusterKey> keys_of_times() {
+  using enum Provenance;
+  return {
+      number_key("host_per_kernel", kSeconds, false, kGuess,
+                 "Time of the host thread for each kernel that it issues; on CPUs, beside the kernel's own.",
                  [](auto& cluster) -> auto& { return cluster.host_per_kernel; }),
       number_key("spread", kShare, false, kGuess,
                  "The standard deviation of the ranks' computation, as a part of its time.",
@@ -248,9 +256,21 @@ std::vector<ClusterKey> keys_of_nccl() {
   };
 }
 
+std::vector<ClusterKey> keys_of_cpus() {
+  return {
+      number_key("cpu.threads", {Unit::kNone, {.lower = 1, .upper = 1024}}, true, std::nullopt,
+                 "Threads of each rank when the times were measured.",
+                 [](auto& cluster) -> auto& { return cluster.host_speed->threads; }),
+      operators_key("cpu.operators"),
+      host_products_key("cpu.products"),
+      exchanges_key("cpu.exchanges"),
+  };
+}
+
 std::vector<ClusterKey> joined_keys() {
   std::vector<ClusterKey> keys;
-  for (auto part : {keys_of_hosts(), keys_of_device(), keys_of_links(), keys_of_nccl()}) {
+  for (auto part :
+       {keys_of_hosts(), keys_of_device(), keys_of_links(), keys_of_nccl(), keys_of_times(), keys_of_cpus()}) {
     keys.insert(keys.end(), part.begin(), part.end());
   }
   return keys;
@@ -269,14 +289,30 @@ const ClusterKey* find_cluster_key(const std::string& path) {
   return found == keys.end() ? nullptr : &*found;
 }
 
-bool is_of_devices(const ClusterKey& key) {
-  return key.path != "hosts" && key.path != "ranks_per_host" && key.path != "host_memory";
+KeyScope scope_of(const ClusterKey& key) {
+  if (key.path == "hosts" || key.path == "ranks_per_host" || key.path == "host_memory") return KeyScope::kAll;
+  if (key.path == "host_per_kernel" || key.path == "spread") return KeyScope::kTimes;
+  return key.path.rfind("cpu.", 0) == 0 ? KeyScope::kCpus : KeyScope::kDevices;
+}
+
+bool is_of(const ClusterKey& key, const Cluster& cluster) {
+  switch (scope_of(key)) {
+    case KeyScope::kAll:
+      return true;
+    case KeyScope::kDevices:
+      return cluster.device.has_value();
+    case KeyScope::kCpus:
+      return cluster.host_speed.has_value();
+    case KeyScope::kTimes:
+      return cluster.has_times();
+  }
+  return false;
 }
 
 Provenances usual_provenances(const std::vector<std::string>& guesses, const std::vector<std::string>& calibrated) {
   Provenances provenances;
   for (const ClusterKey& key : cluster_keys()) {
-    if (key.usual) provenances[key.path] = *key.usual;
+    if (key.usual && scope_of(key) != KeyScope::kCpus) provenances[key.path] = *key.usual;
   }
   for (const std::string& path : guesses) provenances.at(path) = Provenance::kGuess;
   for (const std::string& path : calibrated) provenances.at(path) = Provenance::kCalibrated;

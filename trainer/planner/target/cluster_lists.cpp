@@ -4,13 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
-#include <utility>
 
-#include "config/edit_distance.h"
 #include "formats/common/json_text.h"
-#include "planner/target/name_index.h"
-#include "planner/target/quantity.h"
+#include "planner/target/item_reader.h"
 
 namespace fsdp::planner {
 namespace {
@@ -23,79 +19,7 @@ constexpr std::array kPrecisionNames = {"fp32", "tf32", "fp16", "bf16", "fp8"};
 constexpr std::array kFunctionNames = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
 constexpr std::array kProtocolNames = {"LL", "LL128", "Simple"};
 
-constexpr int64_t kMostElements = int64_t{1} << 40;
 constexpr int64_t kMostRanks = int64_t{1} << 26;
-
-// Reads the members of one item of a list. The first complaint stays.
-class ItemReader {
- public:
-  ItemReader(const json& item, const std::vector<std::string>& members) : item_(item) {
-    if (!item.is_object()) {
-      complain("has the item " + formats::json_text(item) + ", which is not an object");
-      return;
-    }
-    for (const auto& [name, value] : item.items()) {
-      if (std::count(members.begin(), members.end(), name) > 0) continue;
-      const std::optional<std::string> similar = trainer::similar_name(name.substr(0, 100), members);
-      complain(c10::str("has an item with the unknown member ", formats::quoted_name(name),
-                        similar ? "; the nearest known one is \"" + *similar + "\"" : ""));
-    }
-  }
-
-  bool has(const char* name) const { return item_.is_object() && item_.contains(name); }
-  int64_t count(const char* name, int64_t most) {
-    const json value = member(name);
-    const bool valid = value.is_number_integer() && value > 0 && value <= most;
-    if (!valid) {
-      complain(c10::str("has an item whose \"", name, "\" is ", formats::json_text(value),
-                        "; it must be a whole number from 1 to ", most));
-    }
-    return valid ? value.get<int64_t>() : 1;
-  }
-  double quantity(const json& value, Unit unit) {
-    const Quantity read = quantity_of(value, unit);
-    if (!read.value) complain(c10::str("has the value ", formats::json_text(value), ", which ", read.complaint));
-    if (read.value && !(*read.value > 0 && *read.value < 1e18))
-      complain(c10::str("has the value ", formats::json_text(value), ", which is out of range"));
-    return read.value.value_or(1);
-  }
-  template <size_t N>
-  size_t name_of(const char* name, const std::array<const char*, N>& known) {
-    const json value = member(name);
-    if (const auto index = name_index(known, value)) return *index;
-    complain(c10::str("has an item whose \"", name, "\" is ", formats::json_text(value), "; it must be ",
-                      c10::Join(", ", known)));
-    return 0;
-  }
-  json member(const char* name) {
-    if (has(name)) return item_[name];
-    complain(c10::str("has an item without \"", name, "\""));
-    return nullptr;
-  }
-  void complain(const std::string& complaint) {
-    if (complaint_.empty()) complaint_ = complaint;
-  }
-  const std::string& complaint() const { return complaint_; }
-
- private:
-  const json& item_;
-  std::string complaint_;
-};
-
-// Calls `read` for each item. Returns the first complaint.
-template <typename Item>
-std::string read_items(const json& value, const std::vector<std::string>& members, std::vector<Item>& items,
-                       Item (*read)(ItemReader&)) {
-  if (!value.is_array()) return "is not a list";
-  std::vector<Item> found;
-  for (const json& item : value) {
-    ItemReader reader(item, members);
-    if (reader.complaint().empty()) found.push_back(read(reader));
-    if (!reader.complaint().empty()) return reader.complaint();
-  }
-  items = std::move(found);
-  return "";
-}
 
 MeasuredMatmul read_product(ItemReader& item) {
   MeasuredMatmul product;
@@ -104,11 +28,7 @@ MeasuredMatmul read_product(ItemReader& item) {
   product.shape.n = item.count("n", kMostElements);
   product.shape.k = item.count("k", kMostElements);
   product.shape.precision = static_cast<Precision>(item.name_of("precision", kPrecisionNames));
-  if (item.has("weight_gradient")) {
-    const json value = item.member("weight_gradient");
-    if (!value.is_boolean()) item.complain("has an item whose \"weight_gradient\" is not true or false");
-    product.shape.weight_gradient = value == true;
-  }
+  product.shape.weight_gradient = item.flag("weight_gradient");
   product.efficiency = item.quantity(item.member("efficiency"), Unit::kNone);
   if (product.efficiency > 1) item.complain("has an item whose \"efficiency\" is above 1");
   return product;
@@ -131,19 +51,9 @@ BusbwCurve read_curve(ItemReader& item) {
   curve.ranks = static_cast<int>(item.count("ranks", kMostRanks));
   curve.nodes = static_cast<int>(item.count("hosts", kMostRanks));
   if (curve.ranks % curve.nodes != 0) item.complain("has a curve whose ranks are not spread evenly over its hosts");
-  const json points = item.member("points");
-  if (!points.is_array() || points.empty()) item.complain("has a curve without points");
-  for (const json& point : points) {
-    if (!point.is_array() || point.size() != 2) {
-      item.complain(formats::json_text(point) + " is not a point [size, bus bandwidth]");
-      return curve;
-    }
-    curve.points.push_back(
-        {.bytes = item.quantity(point[0], Unit::kBytes), .busbw = item.quantity(point[1], Unit::kBytesPerSecond)});
-    const size_t last = curve.points.size() - 1;
-    if (last > 0 && curve.points[last].bytes <= curve.points[last - 1].bytes) {
-      item.complain("has a curve whose points do not ascend in size");
-    }
+  for (const auto& [bytes, busbw] : item.points("points", Unit::kBytesPerSecond)) {
+    if (bytes == 0) item.complain("has a curve with a point of 0 bytes");
+    curve.points.push_back({.bytes = bytes, .busbw = busbw});
   }
   return curve;
 }

@@ -74,6 +74,7 @@ class ReplayRun {
 
   bool take_host_further();
   void issue(size_t index);
+  bool host_waits_for(ReplayKind kind) const;
   bool host_may_go_on() const;
   bool take_stream_further(StreamProgress& stream);
   void begin(StreamProgress& stream);
@@ -127,7 +128,7 @@ bool ReplayRun::take_host_further() {
   ReplayedItem& times = result_.items[host_item_];
   const ReplayKind kind = item(host_item_).kind;
   if (!host_waits_) issue(host_item_);
-  if (!is_on_device(kind)) {
+  if (host_waits_for(kind)) {
     host_waits_ = !host_may_go_on();
     if (host_waits_) return false;
     times.end = now_;
@@ -149,8 +150,14 @@ void ReplayRun::issue(size_t index) {
   if (is_on_device(issued.kind)) streams_[static_cast<size_t>(issued.stream)].queue.push_back(index);
 }
 
+bool ReplayRun::host_waits_for(ReplayKind kind) const {
+  const bool is_work = kind == ReplayKind::kKernel || kind == ReplayKind::kCollective;
+  return !is_on_device(kind) || (replay_.host_computes && is_work);
+}
+
 bool ReplayRun::host_may_go_on() const {
   const ReplayItem& waiting = item(host_item_);
+  if (is_on_device(waiting.kind)) return done_[host_item_];
   if (waiting.kind == ReplayKind::kHostWaitsEvent) {
     return awaited_[host_item_] == kNoItem || done_[awaited_[host_item_]];
   }

@@ -1,5 +1,7 @@
 // A discrete-event replay of the work of one host thread on the streams of one device.
 //
+// Where hosts compute, the host thread itself runs kernels and collectives: it goes on when they have ended.
+//
 // Work of one stream runs in order, work of different streams at the same time. Collectives that share a link get equal
 // parts of its bandwidth, and slow kernels down while they run; kernels of different streams do not slow one another.
 // All times are in seconds, from the moment at which the host takes up the first item.
@@ -54,6 +56,7 @@ struct Replay {
   std::vector<ReplayFlow> flows;
   std::vector<double> links;  // bytes per second
   int streams = 1;
+  bool host_computes = false;
   // From the end of an item's host time until the device can begin it. A guess.
   double launch_delay = 4e-6;
 };

@@ -72,6 +72,25 @@ TEST(Replay, AStreamRunsInOrderAndStreamsRunTogether) {
   EXPECT_NEAR(result.use(1).idle, 1, kTolerance);
 }
 
+// The second kernel's host time begins when the first kernel has ended.
+TEST(Replay, AHostThatComputesGoesOnAfterItsWork) {
+  for (const bool computes : {false, true}) {
+    Script script(1);
+    script.replay.host_computes = computes;
+    script.replay.flows = {{.latency = 4}};
+    script.host = 1;
+    const size_t a = script.kernel(0, 3), b = script.collective(0, 0), c = script.kernel(0, 2);
+    const ReplayResult result = run_replay(script.replay);
+    const double gap = computes ? 1 : 0;
+    expect_times(result.items[a], 1, 4);
+    expect_times(result.items[b], 4 + gap, 8 + gap);
+    expect_times(result.items[c], 8 + 2 * gap, 10 + 2 * gap);
+    EXPECT_NEAR(result.use(0).host_bound, 1 + 2 * gap, kTolerance);
+    EXPECT_NEAR(result.host_busy, 3, kTolerance);
+    EXPECT_NEAR(result.host_waiting, computes ? 9 : 0, kTolerance);
+  }
+}
+
 // A kernel of 10 s on stream 0, beside it a gather on stream 1, and another such kernel that waits for the gather.
 struct GatherBesideKernel {
   explicit GatherBesideKernel(double transfer) {

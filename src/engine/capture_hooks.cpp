@@ -1,4 +1,4 @@
-#include "engine/gradient_hooks.h"
+#include "engine/capture_hooks.h"
 
 #include "engine/engine.h"
 #include "torch_seams/gradient_hooks.h"
