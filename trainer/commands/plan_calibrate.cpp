@@ -27,10 +27,7 @@ void write_cluster(const std::string& path, const planner::Cluster& cluster, dou
 }  // namespace
 
 int run_calibration(const PlanCommand& command) {
-  if (const auto variable = rank_variable_present()) {
-    throw ConfigError("--calibrate starts ranks, but this process is a rank already: the environment has " + *variable +
-                      "; unset it");
-  }
+  check_is_no_rank("--calibrate");
   check_folder_of_page(command.calibrate, "--calibrate");
   const auto began = std::chrono::steady_clock::now();
   planner::ProgressLine line;

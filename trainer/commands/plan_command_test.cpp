@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "report_page/step_timeline.h"
@@ -217,6 +218,16 @@ TEST(PlanCommand, CpusHaveNoTime) {
   expect_error(run + " --trace t.json", 2, "--trace");
 }
 
+// The trace has the step of this plan's "time", without the spread of the ranks.
+void expect_step_of(const nlohmann::json& time, const std::optional<StepTimeline>& step) {
+  ASSERT_TRUE(step);
+  const double spread = time["spread_seconds"];
+  EXPECT_NEAR(step->length_ms, 1e3 * (time["step_seconds"].get<double>() - spread), 0.01);
+  ASSERT_EQ(step->ranks.size(), 1);
+  EXPECT_NEAR(step->ranks[0].busy_ms("step"), step->length_ms, 0.01);
+  for (const char* kind : {"compute", "gather", "reduce"}) EXPECT_GT(step->ranks[0].busy_ms(kind), 0) << kind;
+}
+
 // `fsdp report` shows the last planned step as it shows a run's.
 TEST(PlanCommand, TheTraceIsOneOfARun) {
   const testing::TemporaryFolder folder;
@@ -225,13 +236,8 @@ TEST(PlanCommand, TheTraceIsOneOfARun) {
   const nlohmann::json plan = planned(run + " --trace " + trace, 0);
   EXPECT_EQ(plan, planned(run, 0));
   const auto step = read_step_timeline(trace);
-  ASSERT_TRUE(step);
-  const double spread = plan["time"]["spread_seconds"];
-  EXPECT_NEAR(step->length_ms, 1e3 * (plan["time"]["step_seconds"].get<double>() - spread), 0.01);
-  ASSERT_EQ(step->ranks.size(), 1);
+  ASSERT_NO_FATAL_FAILURE(expect_step_of(plan["time"], step));
   EXPECT_EQ(step->ranks[0].rank, 5);
-  EXPECT_NEAR(step->ranks[0].busy_ms("step"), step->length_ms, 0.01);
-  for (const char* kind : {"compute", "gather", "reduce"}) EXPECT_GT(step->ranks[0].busy_ms(kind), 0) << kind;
   EXPECT_GE(static_cast<double>(plan["memory"]["device"]["requested"].get<int64_t>()), step->ranks[0].peak_bytes());
 
   folder.write("metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
@@ -342,11 +348,7 @@ TEST(PlanCommand, CpusHaveTimesIfTheyWereMeasured) {
   EXPECT_EQ(time["collectives"][0]["hosts"], 1);
   EXPECT_EQ(planned(cpus + " --trace " + trace + " --html " + folder.path("page.html"), 0)["time"], time);
   EXPECT_THAT(folder.read("page.html"), AllOf(HasSubstr("Time of a step"), HasSubstr("One step")));
-  const auto step = read_step_timeline(trace);
-  ASSERT_TRUE(step);
-  const double spread = time["spread_seconds"];
-  EXPECT_NEAR(step->length_ms, 1e3 * (time["step_seconds"].get<double>() - spread), 0.01);
-  for (const char* kind : {"compute", "gather", "reduce"}) EXPECT_GT(step->ranks[0].busy_ms(kind), 0) << kind;
+  expect_step_of(time, read_step_timeline(trace));
   EXPECT_THAT(run_shell("$FSDP plan " + cpus).out, AllOf(HasSubstr("for each rank"), HasSubstr("TFLOP/s of a rank")));
   EXPECT_THAT(run_shell("$FSDP plan " + run + "2xcpu").out, HasSubstr("no time of a step"));
 }

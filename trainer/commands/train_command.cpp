@@ -78,10 +78,7 @@ void check_for_ranks(const Config& config, const TrainCommand& command, int rank
 
 int launch(const TrainCommand& command) {
   const int ranks = *command.nproc_per_node;
-  if (const auto variable = rank_variable_present()) {
-    throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
-                      *variable + "; unset it, or leave out --nproc-per-node");
-  }
+  check_is_no_rank("--nproc-per-node");
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);
   // Before the checks, which may use a device and threads.

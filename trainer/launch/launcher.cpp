@@ -1,5 +1,7 @@
 #include "launch/launcher.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +10,7 @@
 
 #include "base/env.h"
 #include "comm/meeting/slurm_environment.h"
+#include "config/errors.h"
 #include "launch/signal_queue.h"
 
 namespace fsdp::trainer {
@@ -142,6 +145,13 @@ std::optional<std::string> rank_variable_present() {
     if (base::env_string(text) && !may_be_of_slurm) return text;
   }
   return std::nullopt;
+}
+
+void check_is_no_rank(const std::string& option) {
+  const auto variable = rank_variable_present();
+  if (!variable) return;
+  throw ConfigError(c10::str(option, " starts ranks, but this process is a rank already: the environment has ",
+                             *variable, "; unset it, or leave out ", option));
 }
 
 }  // namespace fsdp::trainer

@@ -44,4 +44,7 @@ class Launcher {
 // Returns the name of the first environment variable that makes this process a rank of torchrun, mpirun or srun.
 std::optional<std::string> rank_variable_present();
 
+// Throws a ConfigError if there is one, since `option` ("--nproc-per-node") starts ranks.
+void check_is_no_rank(const std::string& option);
+
 }  // namespace fsdp::trainer

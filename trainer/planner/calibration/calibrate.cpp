@@ -22,15 +22,12 @@
 #include "planner/run/plan.h"
 #include "planner/target/cluster_keys.h"
 #include "planner/time/spread.h"
+#include "report_page/comparison.h"
 
 namespace fsdp::planner {
 namespace {
 
-// Returns the upper one of the two in the middle.
-double upper_median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using trainer::median;
 
 // The measured steps of one model.
 struct TimedModel {
@@ -44,7 +41,7 @@ double priced(const OperatorSample& sample, at::ScalarType dtype, const HostSpee
 
 ExplainedStep explained(const TimedModel& model, const HostSpeed& speed) {
   const std::vector<OperatorSample>& operators = model.run.operators.front();
-  ExplainedStep step{.dtype = model.dtype, .seconds = upper_median(model.run.seconds)};
+  ExplainedStep step{.dtype = model.dtype, .seconds = median(model.run.seconds)};
   step.count = static_cast<double>(operators.size());
   for (const OperatorSample& sample : operators) step.operators += priced(sample, model.dtype, speed);
   return step;
@@ -151,7 +148,7 @@ void HostMeasurement::time_sharded_run() {
   const trainer::Config& config = options_.sharded.at(sharded_.size());
   begin(c10::str("sharded run ", sharded_.size() + 1, " of ", options_.sharded.size()));
   const MeasuredRun run = measure_run(config, {.world = world_, .group = world_, .steps = options_.steps});
-  sharded_.push_back(upper_median(run.seconds));
+  sharded_.push_back(median(run.seconds));
 }
 
 }  // namespace
@@ -182,7 +179,7 @@ double fitted_spread(const Calibration& calibration, const std::vector<trainer::
     spreads.push_back(late / time.at("compute_seconds").get<double>() /
                       mean_largest_normal(calibration.cluster.ranks()));
   }
-  return std::clamp(upper_median(spreads), 0.0, kMost);
+  return std::clamp(median(spreads), 0.0, kMost);
 }
 
 }  // namespace fsdp::planner

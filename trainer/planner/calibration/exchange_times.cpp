@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fsdp/memory_sharing.h"
+#include "report_page/comparison.h"
 
 namespace fsdp::planner {
 namespace {
@@ -57,8 +58,7 @@ double ExchangeTimer::median_seconds(int64_t bytes, const Action& prepare, const
     action();
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
-  std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
-  return seconds[static_cast<size_t>(repetitions / 2)];
+  return trainer::median(std::move(seconds));
 }
 
 void ExchangeTimer::add(CollectiveKind kind, HostPath path, int64_t bytes, const Action& prepare,

@@ -103,12 +103,7 @@ ClusterKey products_key(const std::string& path) {
                 return read_items(value, {"batch", "m", "n", "k", "precision", "weight_gradient", "efficiency"},
                                   cluster.speed.measured, read_product);
               },
-          .get =
-              [](const Cluster& cluster) {
-                ordered_json list = ordered_json::array();
-                for (const MeasuredMatmul& product : cluster.speed.measured) list.push_back(product_json(product));
-                return list;
-              }};
+          .get = [](const Cluster& cluster) { return items_json(cluster.speed.measured, product_json); }};
 }
 
 ClusterKey curves_key(const std::string& path) {
@@ -124,12 +119,7 @@ ClusterKey curves_key(const std::string& path) {
               [](Cluster& cluster, const json& value) {
                 return read_items(value, {"collective", "ranks", "hosts", "points"}, cluster.links.curves, read_curve);
               },
-          .get =
-              [](const Cluster& cluster) {
-                ordered_json list = ordered_json::array();
-                for (const BusbwCurve& curve : cluster.links.curves) list.push_back(curve_json(curve));
-                return list;
-              }};
+          .get = [](const Cluster& cluster) { return items_json(cluster.links.curves, curve_json); }};
 }
 
 ClusterKey protocols_key(const std::string& path) {

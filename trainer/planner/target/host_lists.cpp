@@ -115,13 +115,6 @@ ordered_json exchange_json(const ExchangeCurve& curve) {
           {"points", points_json(curve.points)}};
 }
 
-template <typename Item>
-ordered_json list_json(const std::vector<Item>& items, ordered_json (*item_json)(const Item&)) {
-  ordered_json list = ordered_json::array();
-  for (const Item& item : items) list.push_back(item_json(item));
-  return list;
-}
-
 std::string set_operators(Cluster& cluster, const json& value) {
   std::vector<OperatorCurve>& curves = cluster.host_speed->operators;
   const std::string complaint = read_items(value, {"name", "dtype", "points"}, curves, read_operator);
@@ -149,7 +142,7 @@ ClusterKey operators_key(const std::string& path) {
           .needed = true,
           .usual = Provenance::kMeasured,
           .set = set_operators,
-          .get = [](const Cluster& cluster) { return list_json(cluster.host_speed->operators, operator_json); }};
+          .get = [](const Cluster& cluster) { return items_json(cluster.host_speed->operators, operator_json); }};
 }
 
 ClusterKey host_products_key(const std::string& path) {
@@ -167,7 +160,7 @@ ClusterKey host_products_key(const std::string& path) {
                     {"product", "dtype", "batch", "m", "n", "k", "weight_gradient", "causal", "flops", "seconds"},
                     cluster.host_speed->products, read_timed_product);
               },
-          .get = [](const Cluster& cluster) { return list_json(cluster.host_speed->products, timed_product_json); }};
+          .get = [](const Cluster& cluster) { return items_json(cluster.host_speed->products, timed_product_json); }};
 }
 
 ClusterKey exchanges_key(const std::string& path) {
@@ -187,7 +180,7 @@ ClusterKey exchanges_key(const std::string& path) {
                 return read_items(value, {"collective", "path", "ranks", "points"}, cluster.host_speed->exchanges,
                                   read_exchange);
               },
-          .get = [](const Cluster& cluster) { return list_json(cluster.host_speed->exchanges, exchange_json); }};
+          .get = [](const Cluster& cluster) { return items_json(cluster.host_speed->exchanges, exchange_json); }};
 }
 
 }  // namespace fsdp::planner

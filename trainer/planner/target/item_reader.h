@@ -115,4 +115,12 @@ std::string read_items(const nlohmann::json& value, const std::vector<std::strin
   return "";
 }
 
+// Returns the list of the results of `item_json`.
+template <typename Item>
+nlohmann::ordered_json items_json(const std::vector<Item>& items, nlohmann::ordered_json (*item_json)(const Item&)) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Item& item : items) list.push_back(item_json(item));
+  return list;
+}
+
 }  // namespace fsdp::planner
