@@ -24,16 +24,13 @@ TRIED = (0.5, 0.85)
 
 def mpt(width, layers):
     return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": width,
-        "n_layer": layers,
-        "n_head": width // 128,
-        "n_positions": 2048,
+        "model_type": "mpt",
+        "architectures": ["MptForCausalLM"],
+        "d_model": width,
+        "n_layers": layers,
+        "n_heads": width // 128,
+        "max_seq_len": 2048,
         "vocab_size": 50368,
-        "resid_pdrop": 0,
-        "embd_pdrop": 0,
-        "attn_pdrop": 0,
     }
 
 
@@ -240,10 +237,10 @@ Written by `benchmarks/planned_times.py`.
 
 The efficiencies of matrix products of A100 and of Hopper, two numbers, were chosen with these four runs, and no others.
 Everything else is that of [the cluster and of the stack](../planning.md#other-stacks). The MPTs are LLM Foundry's runs
-of 2023 (mosaicml/llm-foundry, scripts/train/benchmarking), with 2048 tokens, ALiBi and no recomputation, planned as a
-GPT-2; the Llama is torchtitan's eager run, on H100 with 96 GB, 2.4 TB/s and 500 W. It keeps every other product, for
-which there is no key: its figures lie between a plan that keeps all products and one that keeps none, by their work.
-Clipping of gradients was taken to be on.
+of 2023 (mosaicml/llm-foundry, scripts/train/benchmarking), with 2048 tokens, ALiBi and no recomputation; the
+Llama is torchtitan's eager run, on H100 with 96 GB, 2.4 TB/s and 500 W. It keeps every other product, for which there
+is no key: its figures lie between a plan that keeps all products and one that keeps none, by their work. Clipping of
+gradients was taken to be on.
 """
 
 LEFT_OUT = """## Each run by the others

@@ -140,6 +140,10 @@ void add_hugging_face(const Seeds& seeds) {
       R"("activation_function":"gelu_new","resid_pdrop":0.1,"layer_norm_epsilon":1e-5,"add_cross_attention":false,)"
       R"("scale_attn_by_inverse_layer_idx":true,"initializer_range":0.02})");
   seeds.add("model_config_fuzz",
+            R"({"model_type":"mpt","vocab_size":99,"d_model":64,"n_layers":2,"n_heads":4,"max_seq_len":128,)"
+            R"("expansion_ratio":4,"no_bias":true,"logit_scale":null,"norm_type":"low_precision_layernorm",)"
+            R"("attn_config":{"alibi":true,"alibi_bias_max":8,"attn_pdrop":0,"clip_qkv":6,"softmax_scale":0.1}})");
+  seeds.add("model_config_fuzz",
             R"({"model_type":"t5","vocab_size":99,"d_model":64,"d_kv":8,"d_ff":96,"num_layers":2,"num_heads":4,)"
             R"("relative_attention_num_buckets":32,"relative_attention_max_distance":128,"pad_token_id":0,)"
             R"("feed_forward_proj":"gated-gelu","decoder_start_token_id":0,"is_encoder_decoder":true})");

@@ -4,6 +4,7 @@
 #include "models/deepvit_config.h"
 #include "models/dhen_config.h"
 #include "models/gpt2_config.h"
+#include "models/mpt_config.h"
 #include "models/regnet_config.h"
 #include "models/t5_config.h"
 #include "reader_check.h"
@@ -32,6 +33,12 @@ void check(const models::GPT2Config& gpt2) {
   for (double dropout : {gpt2.resid_pdrop, gpt2.embd_pdrop, gpt2.attn_pdrop}) {
     fuzz::require(dropout >= 0 && dropout <= 1, "dropout is a probability");
   }
+}
+
+void check(const models::MptConfig& mpt) {
+  fuzz::require(mpt.d_model % mpt.n_heads == 0 && mpt.max_seq_len >= 1, "heads divide the width");
+  fuzz::require(mpt.attn_pdrop >= 0 && mpt.attn_pdrop <= 1, "dropout is a probability");
+  fuzz::require(mpt.clip_qkv.value_or(1) > 0 && mpt.softmax_scale.value_or(1) > 0, "limit and scale are positive");
 }
 
 void check(const models::T5Config& t5) {
@@ -69,6 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::check_reader(size, "config.json", [&] { check(models::parse_decoder_config(parse(), family)); });
   }
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_mpt_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_regnet_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_deepvit_config(parse())); });

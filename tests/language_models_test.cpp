@@ -17,7 +17,7 @@ class LanguageModels : public ::testing::TestWithParam<SmallModel> {
   // Makes models with dropout, so that random operators must repeat their numbers, too.
   static auto maker(bool tied) {
     nlohmann::json changes = {{"tie_word_embeddings", tied}};
-    for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.2;
+    for (const std::string& key : GetParam().dropout_keys) models::set_dropout(changes, key, 0.2);
     return [config = models::changed(GetParam().config, changes)] {
       return models::make_causal_lm(config, torch::kFloat, torch::kCPU);
     };

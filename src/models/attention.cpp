@@ -97,27 +97,31 @@ at::Tensor of_sequences(const at::Tensor& query, const at::Tensor& key, const at
 
 // The documents of one sequence. Splits, whose gradients are put together once, and not slices, each of which would
 // add one of the whole sequence.
+template <typename Attend>
 at::Tensor of_documents(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                        const std::vector<int64_t>& lengths, const AttentionOptions& options) {
+                        const std::vector<int64_t>& lengths, const Attend& attend) {
   TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == query.size(2),
-              "causal_attention: the documents do not make up a sequence of ", query.size(2), " tokens");
+              "attention: the documents do not make up a sequence of ", query.size(2), " tokens");
   const auto queries = query.split_with_sizes(lengths, 2), keys = key.split_with_sizes(lengths, 2);
   const auto values = value.split_with_sizes(lengths, 2);
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    parts.push_back(of_sequences(queries[i], keys[i], values[i], options));
+    parts.push_back(attend(queries[i], keys[i], values[i]));
   }
   return at::cat(parts, 2);
 }
 
+// Calls attend(query, key, value) for each document, or for all sequences at once if each is one document.
+template <typename Attend>
 at::Tensor by_document(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                       const Documents& documents, const AttentionOptions& options) {
-  TORCH_CHECK(static_cast<int64_t>(documents.lengths().size()) == query.size(0), "causal_attention: documents of ",
+                       const Documents& documents, const Attend& attend) {
+  if (documents.are_sequences()) return attend(query, key, value);
+  TORCH_CHECK(static_cast<int64_t>(documents.lengths().size()) == query.size(0), "attention: documents of ",
               documents.lengths().size(), " sequences, but a batch of ", query.size(0));
   const auto queries = query.split(1), keys = key.split(1), values = value.split(1);
   std::vector<at::Tensor> sequences;
   for (size_t i = 0; i < queries.size(); ++i) {
-    sequences.push_back(of_documents(queries[i], keys[i], values[i], documents.lengths()[i], options));
+    sequences.push_back(of_documents(queries[i], keys[i], values[i], documents.lengths()[i], attend));
   }
   return at::cat(sequences, 0);
 }
@@ -147,18 +151,24 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
   TORCH_CHECK(options.scale.value_or(1.0) > 0, "causal_attention: the scale is ", *options.scale,
               "; it must be greater than 0");
   return rounded_once(value, options, [&](const auto& cast) {
-    const at::Tensor q = cast(query), k = cast(key), v = cast(value);
-    return documents.are_sequences() ? of_sequences(q, k, v, options) : by_document(q, k, v, documents, options);
+    return by_document(cast(query), cast(key), cast(value), documents,
+                       [&](const auto& q, const auto& k, const auto& v) { return of_sequences(q, k, v, options); });
   });
 }
 
 at::Tensor biased_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& bias, const AttentionOptions& options) {
+                            const at::Tensor& bias, const AttentionOptions& options, const Documents& documents) {
   TORCH_CHECK(!options.window && !options.softcap, "biased_attention has neither a window nor a softcap");
   return rounded_once(value, options, [&](const auto& cast) {
-    const auto mask = bias.defined() ? std::optional<at::Tensor>(cast(bias)) : std::nullopt;
-    const at::Tensor q = cast(query), k = cast(key), v = cast(value);
-    return fused(q, k, v, mask, /*is_causal=*/false, options);
+    const auto bias_of = [&, all = bias.defined() ? cast(bias) : bias](int64_t queries, int64_t keys) {
+      if (!all.defined()) return std::optional<at::Tensor>();
+      if (documents.are_sequences()) return std::optional<at::Tensor>(all);
+      return std::optional<at::Tensor>(all.narrow(-2, 0, queries).narrow(-1, 0, keys));
+    };
+    return by_document(cast(query), cast(key), cast(value), documents,
+                       [&](const auto& q, const auto& k, const auto& v) {
+                         return fused(q, k, v, bias_of(q.size(2), k.size(2)), /*is_causal=*/false, options);
+                       });
   });
 }
 

@@ -42,7 +42,10 @@ int64_t attended_keys(int64_t sequence, std::optional<int64_t> window);
 // Each query attends to all keys, with `bias` added to the scaled products: broadcastable to [batch, heads, queries,
 // keys], or undefined. query: [batch, heads, queries, head_dim]; key and value: [batch, heads, keys, head_dim]. Returns
 // the same shape and dtype as causal_attention.
+//
+// `documents`: a query attends to the keys of its document only, and the bias, [heads, longest document, longest
+// document], is that of positions counted from the beginning of the document.
 at::Tensor biased_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& bias, const AttentionOptions& options);
+                            const at::Tensor& bias, const AttentionOptions& options, const Documents& documents = {});
 
 }  // namespace fsdp::models

@@ -14,7 +14,7 @@ std::vector<TensorParallelRule> CausalLM::tensor_parallel_plan() const {
 }
 
 TensorParallelOptions CausalLM::split_over(const std::shared_ptr<Communicator>& group, bool splits_sequence) {
-  SplitActivations activations{SplitClasses(group, vocab_size())};
+  SplitActivations activations{group->rank(), group->size(), SplitClasses(group, vocab_size())};
   if (splits_sequence) activations.positions.emplace(group, /*dim=*/0);
   set_split(std::move(activations));
   TensorParallelOptions options{group, tensor_parallel_plan()};

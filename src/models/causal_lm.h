@@ -41,7 +41,7 @@ class CausalLM : public LanguageModel {
   // others were dropped. Experts, and norms over all heads, stay whole. Each rank must be able to get a head of keys.
   // Throws if the model draws random numbers in forward (dropout), which would differ between ranks, and by default,
   // because a model of your own has no plan.
-  // With split_over, as that says.
+  // With split_over, as that says. A model whose heads differ (MPT) needs split_over to know its own.
   virtual std::vector<TensorParallelRule> tensor_parallel_plan() const;
 
   // Lets the ranks of `group` split the model, and returns what fully_shard needs for it (Options::tensor_parallel).

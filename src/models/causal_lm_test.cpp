@@ -64,7 +64,7 @@ std::vector<torch::Tensor> loss_and_gradients(CausalLM& model) {
 
 TEST_P(CausalLMs, ActivationCheckpointingChangesNoNumber) {
   json changes = {{GetParam().layers_key, 3}, {"tie_word_embeddings", true}};
-  for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.3;
+  for (const std::string& key : GetParam().dropout_keys) set_dropout(changes, key, 0.3);
   const auto model = make(changes, torch::kFloat32);
   initialize_parameters(*model, 0.3);
   const auto want = loss_and_gradients(*model);
@@ -133,7 +133,9 @@ TEST_P(CausalLMs, TheFutureDoesNotMatter) {
 TEST_P(CausalLMs, DropoutIsAppliedInTrainingOnly) {
   const auto ids = torch::randint(31, {1, 9});
   for (const std::string& key : GetParam().dropout_keys) {
-    const auto model = make({{key, 0.5}, {"initializer_range", 0.5}});
+    json changes = {{"initializer_range", 0.5}};
+    set_dropout(changes, key, 0.5);
+    const auto model = make(changes);
     EXPECT_FALSE(torch::equal(model->forward(ids).logits, model->forward(ids).logits)) << key;
     model->eval();
     EXPECT_TRUE(torch::equal(model->forward(ids).logits, model->forward(ids).logits)) << key;

@@ -2,10 +2,18 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "models/fused_cross_entropy.h"
 #include "models/loss.h"
 
 namespace fsdp::models {
+
+std::pair<int64_t, int64_t> LanguageModel::own_groups(int64_t groups) const {
+  if (!split_) return {0, groups};
+  const int64_t each = groups / split_->ranks, larger = groups % split_->ranks;
+  return {split_->rank * each + std::min<int64_t>(split_->rank, larger), each + (split_->rank < larger ? 1 : 0)};
+}
 
 LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
                                            const LogitScaling& scaling) const {

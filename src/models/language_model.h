@@ -16,6 +16,7 @@ namespace fsdp::models {
 
 // The parts that a rank has of a model's activations (tensor parallelism).
 struct SplitActivations {
+  int rank = 0, ranks = 1;                      // of the group
   SplitClasses classes;                         // of the logits
   std::optional<SplitSequence> positions = {};  // of the hidden states between layers, as rows; unset: all
 };
@@ -41,6 +42,10 @@ class LanguageModel : public PretrainedModel {
   bool is_split() const { return split_.has_value(); }
   // The positions of the hidden states between layers, as rows; null if each rank has all of them.
   const SplitSequence* split_positions() const { return split_ && split_->positions ? &*split_->positions : nullptr; }
+
+  // Returns which of a layer's groups of outputs this rank has (TensorParallelRule::groups): the first one, and how
+  // many.
+  std::pair<int64_t, int64_t> own_groups(int64_t groups) const;
 
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
   // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.

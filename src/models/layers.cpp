@@ -74,10 +74,10 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
   return weight * quotient.to(input.scalar_type());
 }
 
-LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({dim}, options))),
-      bias(register_parameter("bias", at::empty({dim}, options))),
-      eps_(eps) {}
+LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options, bool with_bias)
+    : weight(register_parameter("weight", at::empty({dim}, options))), eps_(eps) {
+  if (with_bias) bias = register_parameter("bias", at::empty({dim}, options));
+}
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& input) {
   return at::layer_norm(input, weight.sizes(), weight, bias, eps_);
@@ -108,7 +108,7 @@ class Initializer {
   void operator()(RMSNormImpl& layer) { layer.weight.fill_(layer.initial_weight); }
   void operator()(LayerNormImpl& layer) {
     layer.weight.fill_(1.0);
-    layer.bias.zero_();
+    if (layer.bias.defined()) layer.bias.zero_();
   }
 
  private:

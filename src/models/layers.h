@@ -88,10 +88,11 @@ TORCH_MODULE(RMSNorm);
 // (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
 class LayerNormImpl : public torch::nn::Module {
  public:
-  LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options);
+  LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options, bool with_bias = true);
   at::Tensor forward(const at::Tensor& input);
 
-  at::Tensor weight, bias;
+  at::Tensor weight;
+  at::Tensor bias;  // undefined without bias
 
  private:
   double eps_;

@@ -43,6 +43,13 @@ json gpt2(int64_t vocab_size, int64_t positions, int64_t width, int64_t layers, 
           {"vocab_size", vocab_size}};
 }
 
+json mpt(int64_t width, int64_t layers, int64_t heads, int64_t length) {
+  return {{"model_type", "mpt"}, {"architectures", {"MptForCausalLM"}},
+          {"d_model", width},    {"n_layers", layers},
+          {"n_heads", heads},    {"max_seq_len", length},
+          {"vocab_size", 50432}};
+}
+
 json t5(int64_t width, int64_t head_width, int64_t inner_width, int64_t layers, int64_t heads) {
   return {{"model_type", "t5"},  {"architectures", {"T5ForConditionalGeneration"}},
           {"d_model", width},    {"d_kv", head_width},
@@ -105,6 +112,8 @@ std::vector<Preset> make_presets() {
        PublishedRuns{.image_size = 256, .batch_sizes = {105, 120}, .gpus = {16, 32}}},
       {"dhen-550m", kFsdpPaperTables, dhen_550m(), PublishedRuns{.batch_sizes = {1024}, .gpus = {8, 512}}},
   };
+  presets.push_back({"mpt-7b", "config.json of mosaicml/mpt-7b", mpt(4096, 32, 32, 2048), {}});
+  presets.push_back({"mpt-30b", "config.json of mosaicml/mpt-30b", mpt(7168, 48, 64, 8192), {}});
   for (Preset& preset : decoder_presets()) presets.push_back(std::move(preset));
   return presets;
 }

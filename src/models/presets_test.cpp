@@ -90,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Size{"olmo-2-7b", 7'298'617'344, 7.3e9}, Size{"olmo-3-7b", 7'298'011'136, 7.3e9},
                       Size{"glm-4-9b", 9'400'279'040, 9.4e9}, Size{"mixtral-8x7b", 46'702'792'704, 46.7e9},
                       Size{"qwen1.5-moe-a2.7b", 14'315'784'192, 14.3e9}, Size{"qwen3-30b-a3b", 30'532'122'624, 30.5e9},
-                      Size{"qwen3-235b-a22b", 235'093'634'560, 235e9}, Size{"olmoe-1b-7b", 6'919'161'856, 6.92e9}),
+                      Size{"qwen3-235b-a22b", 235'093'634'560, 235e9}, Size{"olmoe-1b-7b", 6'919'161'856, 6.92e9},
+                      Size{"mpt-7b", 6'649'286'656, 6.6e9}, Size{"mpt-30b", 29'957'200'896, 30e9}),
     name_of);
 
 // Compared with Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1,

@@ -49,7 +49,7 @@ void save(
 
 TEST(Pretrained, FoldersOfEveryKindLoadWithTheirBuffers) {
   TemporaryFolder folder;
-  for (const json& config : {small_gpt2(), small_t5(), small_regnet(), small_deepvit()}) {
+  for (const json& config : {small_gpt2(), small_mpt(), small_t5(), small_regnet(), small_deepvit()}) {
     const auto folder_of_it = folder / config["model_type"].get<std::string>();
     const auto model = make_uninitialized<PretrainedModel>(config, torch::kFloat32);
     model->initialize();

@@ -20,6 +20,8 @@
 #include "models/dhen_config.h"
 #include "models/gpt2.h"
 #include "models/gpt2_config.h"
+#include "models/mpt.h"
+#include "models/mpt_config.h"
 #include "models/regnet.h"
 #include "models/regnet_config.h"
 #include "models/t5.h"
@@ -92,6 +94,7 @@ std::vector<Architecture> make_architectures() {
   for (const DecoderFamily& family : decoder_families()) all.push_back(decoder(family));
   const std::vector<Architecture> others{
       architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel", "GPT2Model"),
+      architecture<MptForCausalLMImpl, parse_mpt_config>("mpt", "MptForCausalLM", "MptModel"),
       architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration", "T5Model"),
       architecture<RegNetForImageClassificationImpl, parse_regnet_config>("regnet", "RegNetForImageClassification"),
       architecture<DeepViTImpl, parse_deepvit_config>("deepvit", "DeepViT"),

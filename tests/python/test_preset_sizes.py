@@ -42,6 +42,7 @@ DECODERS = [
     "qwen3-235b-a22b",
     "olmoe-1b-7b",
 ]
+MPT = ["mpt-7b", "mpt-30b"]
 T5 = ["t5-611m", "t5-2b", "t5-11b"]
 REGNETS = ["regnet-x-400mf", "regnet-y-400mf", "regnet-9b"]
 OF_THIS_PROJECT = ["deepvit-s", "deepvit-8b", "dhen-550m"]  # transformers has no such models
@@ -63,7 +64,14 @@ def transformers_model(config):
 
 
 def test_all_presets_are_compared():
-    assert set(json.loads(check_tool("preset_facts").stdout)) == {*GPT2, *DECODERS, *T5, *REGNETS, *OF_THIS_PROJECT}
+    assert set(json.loads(check_tool("preset_facts").stdout)) == {
+        *GPT2,
+        *MPT,
+        *DECODERS,
+        *T5,
+        *REGNETS,
+        *OF_THIS_PROJECT,
+    }
 
 
 def test_all_presets_are_in_the_document(source_dir):
@@ -72,7 +80,7 @@ def test_all_presets_are_in_the_document(source_dir):
     assert documented == set(json.loads(check_tool("preset_facts").stdout))
 
 
-@pytest.mark.parametrize("name", [*GPT2, *DECODERS, *T5, *REGNETS])
+@pytest.mark.parametrize("name", [*GPT2, *MPT, *DECODERS, *T5, *REGNETS])
 def test_names_and_shapes_are_those_of_transformers(name):
     facts = our_facts(name)
     model = transformers_model(facts["config"])

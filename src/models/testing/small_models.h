@@ -88,6 +88,13 @@ inline nlohmann::json small_gpt2() {
           {"attn_pdrop", 0.0},    {"tie_word_embeddings", false}};
 }
 
+inline nlohmann::json small_mpt() {
+  return {{"model_type", "mpt"}, {"architectures", {"MptForCausalLM"}},
+          {"vocab_size", 31},    {"max_seq_len", 19},
+          {"d_model", 12},       {"n_layers", 2},
+          {"n_heads", 3},        {"tie_word_embeddings", false}};
+}
+
 inline nlohmann::json small_t5() {
   return {{"model_type", "t5"},
           {"architectures", {"T5ForConditionalGeneration"}},
@@ -142,8 +149,8 @@ struct SmallModel {
   std::string embedding;  // FQN of the embedding's weight
   std::string block;      // class name
   std::string layers_key;
-  std::vector<std::string> dropout_keys;
-  std::string activation;  // the operator that each block's forward calls once
+  std::vector<std::string> dropout_keys;  // as JSON pointers
+  std::string activation;                 // the operator that each block's forward calls once
 };
 
 inline std::ostream& operator<<(std::ostream& out, const SmallModel& model) { return out << model.name; }
@@ -164,8 +171,8 @@ inline std::vector<SmallModel> small_models() {
   std::vector<SmallModel> models;
   for (const nlohmann::json& config : small_decoders()) {
     const auto type = config.at("model_type").get<std::string>();
-    std::vector<std::string> dropouts{"attention_dropout"};
-    if (type == "phi3") dropouts.emplace_back("resid_pdrop");
+    std::vector<std::string> dropouts{"/attention_dropout"};
+    if (type == "phi3") dropouts.emplace_back("/resid_pdrop");
     const std::string activation = has_experts(config)         ? "aten::sort"
                                    : type.starts_with("gemma") ? "aten::gelu"
                                                                : "aten::silu";
@@ -177,9 +184,20 @@ inline std::vector<SmallModel> small_models() {
                     "transformer.wte.weight",
                     "GPT2Block",
                     "n_layer",
-                    {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
+                    {"/resid_pdrop", "/embd_pdrop", "/attn_pdrop"},
+                    "aten::gelu"});
+  models.push_back({"mpt",
+                    small_mpt(),
+                    "transformer.wte.weight",
+                    "MptBlock",
+                    "n_layers",
+                    {"/attn_config/attn_pdrop"},
                     "aten::gelu"});
   return models;
+}
+
+inline void set_dropout(nlohmann::json& config, const std::string& key, double probability) {
+  config[nlohmann::json::json_pointer(key)] = probability;
 }
 
 // The properties of an image classifier that the common tests need. All models have 3 blocks.

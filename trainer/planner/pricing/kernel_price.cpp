@@ -111,7 +111,9 @@ KernelPrice price_kernel(const Tape& tape, const TapeEntry& entry, const Cluster
                          const KernelOptions& options) {
   double bytes = real(entry.bytes);
   if (entry.id >= 0) {
-    return price_product(tape.products().at(static_cast<size_t>(entry.id)), bytes, cluster.speed, options);
+    ProductWork work = tape.products().at(static_cast<size_t>(entry.id));
+    work.causal = work.causal || (work.biased && options.stack.skips_masked_keys);
+    return price_product(work, bytes, cluster.speed, options);
   }
   if (is_adam(tape.name(entry))) bytes *= options.stack.optimizer_traffic;
   if (entry.bytes == 0) return {};

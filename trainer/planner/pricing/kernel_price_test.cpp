@@ -116,6 +116,12 @@ TEST(KernelPrice, StacksHaveTheirOwnAttentionAndOptimizer) {
   const Tape tape({attend}, {"aten::attend"}, {attention(ProductType::kAttention, true)});
   EXPECT_NEAR(price_kernel(tape, attend, kCluster, options).seconds, 2 * price_kernel(tape, attend, kCluster).seconds,
               1e-12);
+  ProductWork biased = attention(ProductType::kAttention, false);
+  biased.biased = true;
+  const Tape with_bias({attend}, {"aten::attend"}, {biased});
+  const KernelOptions skipping{.stack = {.skips_masked_keys = true}};
+  EXPECT_EQ(price_kernel(with_bias, attend, kCluster, skipping).seconds, price_kernel(tape, attend, kCluster).seconds);
+  EXPECT_GT(price_kernel(with_bias, attend, kCluster).seconds, price_kernel(tape, attend, kCluster).seconds);
   const TapeEntry update{.kind = TapeKind::kKernel, .stream = 0, .name = 0, .bytes = 1 << 30};
   for (const auto& [name, factor] : {std::pair("aten::_fused_adamw_", 3.0), std::pair("aten::_fused_sgd_", 1.0)}) {
     EXPECT_EQ(price_kernel(Tape({update}, {name}), update, kCluster, options).seconds,

@@ -57,12 +57,14 @@ ProductWork convolution_backward_work(const Stack& arguments) {
   return work;
 }
 
-// `first`: the position of the queries, before those of keys and values.
-ProductWork attention_work(const Stack& arguments, size_t first, size_t causal, bool backward) {
+// `first`: the position of the queries, before those of keys and values. `bias`: that of the bias, if there can be one.
+ProductWork attention_work(const Stack& arguments, size_t first, size_t causal, bool backward,
+                           std::optional<size_t> bias = {}) {
   const at::Tensor &query = arguments[first].toTensor(), &key = arguments[first + 1].toTensor(),
                    &value = arguments[first + 2].toTensor();
   ProductWork work{.type = backward ? ProductType::kAttentionBackward : ProductType::kAttention,
                    .causal = arguments[causal].toBool(),
+                   .biased = bias && arguments[*bias].isTensor() && arguments[*bias].toTensor().defined(),
                    .dtype = query.scalar_type(),
                    .batch = query.size(0) * query.size(1),
                    .m = query.size(2),
@@ -75,8 +77,8 @@ ProductWork attention_work(const Stack& arguments, size_t first, size_t causal, 
 
 ProductWork flash_work(const Stack& arguments) { return attention_work(arguments, 0, 4, false); }
 ProductWork flash_backward_work(const Stack& arguments) { return attention_work(arguments, 1, 7, true); }
-ProductWork efficient_work(const Stack& arguments) { return attention_work(arguments, 0, 6, false); }
-ProductWork efficient_backward_work(const Stack& arguments) { return attention_work(arguments, 1, 11, true); }
+ProductWork efficient_work(const Stack& arguments) { return attention_work(arguments, 0, 6, false, 3); }
+ProductWork efficient_backward_work(const Stack& arguments) { return attention_work(arguments, 1, 11, true, 4); }
 
 }  // namespace
 

@@ -20,6 +20,7 @@ enum class ProductType : uint8_t { kMatrices, kConvolution, kConvolutionBackward
 struct ProductWork {
   ProductType type = ProductType::kMatrices;
   bool causal = false;  // attention whose later keys are masked: about half of `flops` has an effect
+  bool biased = false;  // attention with a bias of its scores, which may mask keys
   // Whether both factors are read across their rows, as those of a weight's gradient are.
   bool across_rows = false;
   at::ScalarType dtype = at::kFloat;

@@ -48,7 +48,7 @@ DeviceSpeed hopper_speed(double memory_bandwidth) {
           .multiprocessors = 132,
           .memory_bandwidth = memory_bandwidth,
           .memory_efficiency = 0.85,
-          .matmul_efficiency = 0.58,  // 795 TFLOP/s at best, on H100 and H200
+          .matmul_efficiency = 0.57,  // 795 TFLOP/s at best, on H100 and H200
           // FlashAttention-2, which LibTorch contains: 35 % according to FlashAttention-3's paper; split into forward
           // and backward by the ratio of A100. A guess.
           .attention_forward = 0.38,

@@ -7,6 +7,8 @@
 //     implemented with torch and triton attention"), in a port of the first FlashAttention. That one reaches 25 to 40 %
 //     of the peak (abstract of FlashAttention-2's paper); 0.325 over 0.575, the mean of 0.62 and 0.53 of
 //     FlashAttention-2 (known_devices.cpp), is 0.57. That this holds on Hopper is a guess.
+//   skips_masked_keys of "llm-foundry": the same port takes ALiBi as a bias of one row for each head, and skips blocks
+//     of keys after the queries (llmfoundry/models/layers/flash_attn_triton.py).
 //   optimizer_traffic of "llm-foundry": Composer's DecoupledAdamW (composer/optim/decoupled_weight_decay.py) is a
 //     sequence of eight kernels that move 80 bytes for each parameter in fp32: mul_ 8, add_ 12, mul_ 8, addcmul_ 12,
 //     sqrt 8, division 8, add_ 8, addcdiv_ 16. One fused kernel moves 28.
@@ -98,6 +100,7 @@ const std::vector<StackMember>& stack_members() {
       seconds_member("host_per_collective", &Stack::host_per_collective),
       fusion_member(),
       factor_member("attention_rate", &Stack::attention_rate, 10),
+      flag_member("skips_masked_keys", &Stack::skips_masked_keys),
       factor_member("optimizer_traffic", &Stack::optimizer_traffic, 10),
       flag_member("copies_gathers", &Stack::copies_gathers),
       flag_member("float8_products", &Stack::float8_products),
@@ -161,6 +164,7 @@ const std::vector<Stack>& known_stacks() {
        .host_per_kernel = kPythonKernel,
        .host_per_collective = kPythonCollective,
        .attention_rate = kFirstFlashAttention,
+       .skips_masked_keys = true,
        .optimizer_traffic = kUnfusedAdam},
   };
   return stacks;

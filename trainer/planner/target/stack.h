@@ -19,10 +19,11 @@ struct Stack {
   std::optional<double> host_per_kernel = {};
   std::optional<double> host_per_collective = {};
   Fusion fusion = Fusion::kNone;
-  double attention_rate = 1;     // of fused attention, in parts of the device's
-  double optimizer_traffic = 1;  // bytes that Adam moves, as a multiple of one fused kernel's
-  bool copies_gathers = false;   // whether gathered parameters are copied out of what was sent
-  bool float8_products = false;  // of linear layers, but not of the head
+  double attention_rate = 1;       // of fused attention, in parts of the device's
+  bool skips_masked_keys = false;  // whether attention with a bias is as quick as causal attention
+  double optimizer_traffic = 1;    // bytes that Adam moves, as a multiple of one fused kernel's
+  bool copies_gathers = false;     // whether gathered parameters are copied out of what was sent
+  bool float8_products = false;    // of linear layers, but not of the head
   bool float8_gathers = false;
 
   bool is_ours() const { return *this == Stack(); }

@@ -41,13 +41,14 @@ TEST(Stack, TheDefaultIsOurs) {
 TEST(Stack, AFileChangesItsBase) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("mine.json", R"({"base": "fsdp1", "host_per_kernel": "7us", "fusion": "modules",
-      "attention_rate": 0.5, "optimizer_traffic": 2, "copies_gathers": true, "float8_products": true,
-      "float8_gathers": true})");
+      "attention_rate": 0.5, "skips_masked_keys": true, "optimizer_traffic": 2, "copies_gathers": true,
+      "float8_products": true, "float8_gathers": true})");
   const Stack expected{.name = path,
                        .host_per_kernel = 7e-6,
                        .host_per_collective = read_stack("fsdp1").host_per_collective,
                        .fusion = Fusion::kModules,
                        .attention_rate = 0.5,
+                       .skips_masked_keys = true,
                        .optimizer_traffic = 2,
                        .copies_gathers = true,
                        .float8_products = true,
