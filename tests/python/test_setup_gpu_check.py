@@ -186,6 +186,16 @@ def test_training_steps_of_both_sides_are_measured(source_dir, build_dir, tmp_pa
     assert len((tmp_path / "gpu.jsonl").read_text().splitlines()) == len(rows)
 
 
+def test_plans_stand_beside_runs(source_dir, build_dir):
+    command = [source_dir / "benchmarks/planned_gpu.py", "--device", "cpu", "--steps", "2", "--build-dir", build_dir]
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    (row,) = [line.split("|")[1:-1] for line in result.stdout.splitlines() if line.startswith("| tiny")]
+    planned, measured = float(row[1]), float(row[2])
+    assert 0.5 < planned / measured < 2
+    assert float(row[5]) > 0
+
+
 def test_variant_that_fails_is_named_and_the_others_go_on(source_dir, tmp_path):
     script(
         tmp_path / "gpu",
