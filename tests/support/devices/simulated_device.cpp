@@ -89,7 +89,9 @@ struct SimulatedHooks final : at::PrivateUse1HooksInterface {
 // The guard is registered when the program is loaded, because autograd counts devices only once, when it first runs
 // backward.
 const bool guard_is_registered = [] {
-  c10::impl::registerDeviceGuard(c10::kPrivateUse1, new SimulatedGuard);
+  // Never destroyed, and no leak where a plan registers another one in its place.
+  alignas(SimulatedGuard) static char memory[sizeof(SimulatedGuard)];
+  c10::impl::registerDeviceGuard(c10::kPrivateUse1, new (memory) SimulatedGuard);
   return true;
 }();
 

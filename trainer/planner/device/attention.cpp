@@ -11,6 +11,8 @@
 #include <optional>
 #include <set>
 
+#include "planner/device/kept_library.h"
+
 namespace fsdp::planner {
 namespace {
 
@@ -71,8 +73,7 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
 void register_attention() {
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);
   for (const c10::DispatchKey key : {c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1}) {
-    static_cast<void>((new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__))
-                          ->impl("scaled_dot_product_attention", &attend));
+    kept_library("aten", key).impl("scaled_dot_product_attention", &attend);
   }
 }
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "planner/device/kept_library.h"
 #include "planner/device/planned_memory.h"
 
 namespace fsdp::planner {
@@ -95,8 +96,7 @@ bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
 }  // namespace
 
 void register_memory_kernels() {
-  static torch::Library& device =
-      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  torch::Library& device = kept_library("aten", c10::DispatchKey::PrivateUse1);
   device.impl("empty.memory_format", &empty);
   device.impl("empty_strided", &empty_strided);
   device.impl("as_strided", &at::native::as_strided_tensorimpl);
@@ -112,9 +112,7 @@ void register_memory_kernels() {
   device.impl("set_.source_Tensor", &set_tensor);
   device.impl("set_", &set_nothing);
   device.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
-  static torch::Library& host =
-      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-  host.impl("resize_", &resize);
+  kept_library("aten", c10::DispatchKey::CPU).impl("resize_", &resize);
 }
 
 }  // namespace fsdp::planner

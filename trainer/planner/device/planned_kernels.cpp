@@ -12,6 +12,7 @@
 #include "base/map_tensors.h"
 #include "base/visit_tensors.h"
 #include "planner/device/host_temporaries.h"
+#include "planner/device/kept_library.h"
 #include "planner/device/kernel_temporaries.h"
 #include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
@@ -182,11 +183,8 @@ bool are_equal(const at::Tensor&, const at::Tensor&) { return true; }
 // A fallback is not enough: LibTorch prefers the composite implementation of an operator to a fallback, and would
 // decompose operators that devices run as a whole.
 void register_planned_kernels() {
-  const auto library = [](const char* space, c10::DispatchKey key) -> torch::Library& {
-    return *new torch::Library(torch::Library::IMPL, space, key, __FILE__, __LINE__);
-  };
-  static torch::Library& device = library("aten", c10::DispatchKey::PrivateUse1);
-  static torch::Library& host = library("aten", c10::DispatchKey::CPU);
+  torch::Library& device = kept_library("aten", c10::DispatchKey::PrivateUse1);
+  torch::Library& host = kept_library("aten", c10::DispatchKey::CPU);
   for (torch::Library* kernels : {&device, &host}) {
     kernels->impl("_local_scalar_dense", &read_number);
     kernels->impl("equal", &are_equal);
@@ -200,7 +198,8 @@ void register_planned_kernels() {
     }
     host.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_nothing>());
   }
-  library("_", c10::DispatchKey::PrivateUse1).fallback(torch::CppFunction::makeFromBoxedFunction<&compute_nothing>());
+  kept_library("_", c10::DispatchKey::PrivateUse1)
+      .fallback(torch::CppFunction::makeFromBoxedFunction<&compute_nothing>());
 }
 
 }  // namespace fsdp::planner
