@@ -1,5 +1,10 @@
 // Tests results and byte counts of the communicators for host memory against plain concatenation and summation.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <latch>
 #include <numeric>
@@ -163,6 +168,27 @@ TEST(GlooThreads, IssuingACollectiveWritesNothing) {
 INSTANTIATE_TEST_SUITE_P(All, HostSizes,
                          Combine(Values("gloo", "shm"), Values(1, 2, 3, 4), Values<int64_t>(0, 1, 2, 7, 1025, 70001),
                                  Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf)));
+
+// The threads of a group run only in the process that made it: a child must not wait for them. A thread of the child's
+// own lets the C library free the stacks of the others, which are more than it keeps.
+TEST(GlooGroup, AChildOfItsProcessCanEnd) {
+  with_ranks("gloo", 8, [](Communicator& comm) {
+    comm.barrier(id("before"));
+    if (comm.rank() == 0) {
+      std::fflush(nullptr);
+      const pid_t child = fork();
+      if (child == 0) {
+        alarm(20);
+        std::thread([] {}).join();
+        std::exit(7);
+      }
+      int status = 0;
+      ASSERT_EQ(waitpid(child, &status, 0), child);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << "status " << status;
+    }
+    comm.barrier(id("after"));
+  });
+}
 
 }  // namespace
 }  // namespace fsdp::comm::gloo_communicator_test

@@ -18,17 +18,16 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <list>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "base/interruption.h"
+#include "base/stopped_at_exit.h"
 #include "comm/collective_header.h"
 #include "comm/error_text.h"
 #include "comm/failure.h"
@@ -163,15 +162,18 @@ class GlooTransport::Impl {
       pthread_setname_np(pthread_self(), "fsdp_watch");
       watch_peers();
     });
-    StoppedAtExit::add(*this);
+    at_exit_ = std::make_unique<base::StoppedAtExit>([this] { stop_watching(); });
   }
 
   ~Impl() {
-    StoppedAtExit::remove(*this);
+    at_exit_.reset();
     stop_watching();
     if (!buried_.empty()) close_connections();
     thread_.reset();
   }
+
+  // See [Note: threads alive at exit].
+  bool is_of_this_process() const { return at_exit_->is_of_this_process(); }
 
   void stop_watching() {
     {
@@ -262,36 +264,6 @@ class GlooTransport::Impl {
   const std::shared_ptr<MeetingPoint>& meeting_point() const { return meeting_point_; }
 
  private:
-  // [Note: groups alive at exit]
-  // A group may outlive main, because models in static objects hold their groups. Its watcher must not call into
-  // libraries whose static objects are being destroyed, so it is stopped before: a handler registered now runs before
-  // the destruction of all static objects constructed before.
-  class StoppedAtExit {
-   public:
-    static void add(Impl& impl) {
-      static const int registered = std::atexit([] {
-        for (Impl* one : std::exchange(all().impls, {})) one->stop_watching();
-      });
-      TORCH_CHECK(registered == 0, "no more handlers can be registered for the end of this process");
-      std::lock_guard<std::mutex> lock(all().mutex);
-      all().impls.insert(&impl);
-    }
-    static void remove(Impl& impl) {
-      std::lock_guard<std::mutex> lock(all().mutex);
-      all().impls.erase(&impl);
-    }
-
-   private:
-    struct All {
-      std::mutex mutex;
-      std::set<Impl*> impls;
-    };
-    static All& all() {
-      static All* instance = new All;  // never destroyed
-      return *instance;
-    }
-  };
-
   // A receive that ends only when the peer fails: by the peer's notice, or by an error of the connection. Gloo does not
   // report a closed connection to messages that it has transferred in part, nor to threads that wait for messages of
   // other peers.
@@ -434,12 +406,15 @@ class GlooTransport::Impl {
   std::vector<std::unique_ptr<Message>> done_;    // to be destroyed by the watcher
   std::vector<std::unique_ptr<Message>> buried_;  // to be destroyed when the connections are closed
   std::thread watcher_;
+  std::unique_ptr<base::StoppedAtExit> at_exit_;
 };
 
 GlooTransport::GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options,
                              std::shared_ptr<FamilyFailure> family)
     : impl_(std::make_unique<Impl>(point, rank, size, options, std::move(family))) {}
-GlooTransport::~GlooTransport() = default;
+GlooTransport::~GlooTransport() {
+  if (!impl_->is_of_this_process()) static_cast<void>(impl_.release());
+}
 
 int GlooTransport::rank() const { return impl_->rank(); }
 int GlooTransport::size() const { return impl_->size(); }
