@@ -6,21 +6,13 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/sanitizers.h"
+
 namespace fsdp::base {
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-#else
-constexpr bool kSanitized = false;
-#endif
+constexpr bool kSanitized = FSDP_ADDRESS_SANITIZER || FSDP_THREAD_SANITIZER;
 
 }  // namespace
 

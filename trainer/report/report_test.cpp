@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "fsdp/errors.h"
 #include "report/failure_report.h"
 #include "report/metrics_file.h"
@@ -196,7 +197,7 @@ TEST(ProcessMemory, MappedFilesAreApart) {
   EXPECT_LT(memory.look().own, before + kSize / 2);
 }
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__GLIBC__) && !FSDP_ADDRESS_SANITIZER
 int64_t page_faults_of_a_large_block() {
   rusage before{}, after{};
   getrusage(RUSAGE_SELF, &before);

@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#ifdef __SANITIZE_THREAD__
+#include "base/sanitizers.h"
+
+#if FSDP_THREAD_SANITIZER
 extern "C" {
 void __tsan_read_range(void* begin, unsigned long nbytes);
 void __tsan_write_range(void* begin, unsigned long nbytes);
@@ -13,7 +15,7 @@ void __tsan_write_range(void* begin, unsigned long nbytes);
 
 namespace fsdp::comm {
 
-#ifdef __SANITIZE_THREAD__
+#if FSDP_THREAD_SANITIZER
 inline void note_read(const at::Tensor& tensor) {
   __tsan_read_range(const_cast<void*>(tensor.const_data_ptr()), tensor.nbytes());
 }

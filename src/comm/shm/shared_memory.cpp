@@ -14,7 +14,8 @@
 #include <sstream>
 #include <utility>
 
-#ifdef __SANITIZE_THREAD__
+#include "base/sanitizers.h"
+#if FSDP_THREAD_SANITIZER
 #include <map>
 #include <mutex>
 #endif
@@ -46,7 +47,7 @@ std::string limit_text(__rlimit_resource resource, const char* command, const ch
 
 std::string path_of(int64_t process, int file) { return c10::str("/proc/", process, "/fd/", file); }
 
-#ifdef __SANITIZE_THREAD__
+#if FSDP_THREAD_SANITIZER
 
 // The memory that this process has made, by ticket.
 class Made {
