@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/cpu_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/staged/staged_communicator.h"

@@ -13,11 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "comm/backend_table.h"
 #include "comm/cpu_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/meeting/network.h"
-#include "comm/nccl/nccl_communicator.h"
 #include "fsdp/backends.h"
 
 namespace fsdp::python {
@@ -73,17 +74,13 @@ std::shared_ptr<Communicator> connect(const ProcessGroupPtr& process_group, cons
                                       std::shared_ptr<comm::MeetingPoint> point) {
   const int rank = process_group->getRank(), size = process_group->getSize();
   if (backend == "fake") return make_fake_communicator(rank, size);
-  if (backend == "nccl" || (backend == "auto" && device.is_cuda())) {
-    NcclOptions nccl;
-    nccl.timeout = options.timeout;
-    nccl.host = options.host;
-    return comm::make_nccl_communicator(point, rank, size, nccl, {device, {}});
+  if (backend == "auto" && device.is_cpu()) {
+    return comm::share_memory(comm::make_host_communicator(point, rank, size, options)).communicator;
   }
-  if (backend == "gloo") return comm::make_gloo_communicator(point, rank, size, options);
-  if (backend == "shm") return comm::make_shm_communicator(point, rank, size, options);
-  TORCH_CHECK(backend == "auto", "fsdp: unknown backend '", backend, "': use auto, shm, gloo or nccl");
-  if (!device.is_cpu()) return comm::make_gloo_communicator(point, rank, size, options);
-  return comm::share_memory(comm::make_host_communicator(point, rank, size, options)).communicator;
+  const char* chosen = backend != "auto" ? backend.c_str() : device.is_cuda() ? "nccl" : "gloo";
+  const comm::Backend* found = comm::find_backend(chosen);
+  TORCH_CHECK(found, "fsdp: unknown backend '", backend, "': use auto, shm, gloo or nccl");
+  return comm::make_communicator(*found, {std::move(point), rank, size, options.timeout, options.host}, device);
 }
 
 std::shared_ptr<Communicator> make(const ProcessGroupPtr& process_group, const std::string& key, int64_t generation,

@@ -1,11 +1,15 @@
-// The back ends of communication in one table: for configurations, their help and their errors.
+// The back ends of communication in one table: for configurations, their help and their errors, and to make one by its
+// name. Everything but make_communicator is in this header, for code that links no communicator.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "fsdp/rank_environment.h"
 
 namespace c10 {
 struct Device;
@@ -14,11 +18,12 @@ struct Device;
 namespace fsdp {
 
 class Communicator;
-struct RankEnvironment;
 
 }  // namespace fsdp
 
 namespace fsdp::comm {
+
+class MeetingPoint;
 
 struct Backend {
   std::string_view name;     // in configurations, and as Communicator::backend()
@@ -59,5 +64,18 @@ inline std::vector<std::string> backends_for(bool gpus) {
 // blocking. Throws if the ranks do not meet, and if the program was built without the back end.
 std::shared_ptr<Communicator> make_communicator(const Backend& backend, const RankEnvironment& environment,
                                                 c10::Device device);
+
+// A rank of a group, whose ranks meet at `point`.
+struct RankAt {
+  std::shared_ptr<MeetingPoint> point;  // may be null for a group of one
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // as in GlooOptions
+  std::string host = {};                                         // as in GlooOptions
+};
+
+// Does the same for ranks that meet elsewhere than at the environment's master address. Every back end takes tensors on
+// `device`; one that does not serve it copies them.
+std::shared_ptr<Communicator> make_communicator(const Backend& backend, const RankAt& rank, c10::Device device);
 
 }  // namespace fsdp::comm

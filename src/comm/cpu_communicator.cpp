@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/hosts/hosts_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/shm/shm_communicator.h"

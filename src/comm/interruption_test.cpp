@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/cpu_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/free_port.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/meeting/meeting_point_impl.h"

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/testing/faulty_communicator.h"
 #include "fsdp/backends.h"

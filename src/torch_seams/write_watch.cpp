@@ -20,7 +20,7 @@ ShardMark mark;
 c10::StorageImpl& storage_of(const at::TensorBase& tensor) { return *tensor.storage().unsafeGetStorageImpl(); }
 
 // LibTorch clears the hook when it has called it, and that alone is of interest.
-void note_nothing(c10::StorageImpl*) {}
+[[maybe_unused]] void note_nothing(c10::StorageImpl*) {}
 
 template <typename Storage>
 concept HasHook = requires(Storage& storage) { storage.set_materializer(&note_nothing); };

@@ -95,7 +95,7 @@ struct PrecisionConfig {
 
 struct CommunicationConfig {
   DeviceChoice device = DeviceChoice::kAuto;
-  std::string backend = "auto";  // comm_backend: `auto`, or one of the table in comm/backends.h
+  std::string backend = "auto";  // comm_backend: `auto`, or one of the table in comm/backend_table.h
 
   bool operator==(const CommunicationConfig&) const = default;
 };

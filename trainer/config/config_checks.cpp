@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "comm/backends.h"
+#include "comm/backend_table.h"
 #include "config/byte_count.h"
 #include "config/config_names.h"
 #include "config/config_schema.h"

@@ -1,4 +1,4 @@
-#include "comm/backends.h"
+#include "comm/backend_table.h"
 #include "config/config_keys.h"
 
 namespace fsdp::trainer {

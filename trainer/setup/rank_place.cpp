@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/device_stream.h"
-#include "comm/backends.h"
+#include "comm/backend_table.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "config/config_names.h"
 #include "config/config_schema.h"

@@ -14,6 +14,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/error_text.h"
 #include "comm/failure.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/staged/staging_pool.h"
 #include "fsdp/backends.h"

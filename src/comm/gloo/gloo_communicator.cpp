@@ -1,3 +1,5 @@
+#include "comm/gloo/gloo_communicator.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "comm/cpu_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "fsdp/backends.h"
 #include "fsdp/memory_sharing.h"

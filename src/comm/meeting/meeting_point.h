@@ -6,8 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "fsdp/backends.h"
-#include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 
 namespace fsdp::comm {
 
@@ -25,15 +24,5 @@ std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& envi
 
 // Returns a separate part of `point`, for ranks that know its name.
 std::shared_ptr<MeetingPoint> inner_meeting_point(const MeetingPoint& point, const std::string& name);
-
-// Connects rank `rank` of `size` to the other ranks that come to `point`. A point can be used again: the k-th
-// communicators that the ranks make at a point belong together. Throws, naming ranks and values, if two processes claim
-// one rank, if the ranks disagree about the size of the group, or if some ranks have not come within options.timeout.
-std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
-                                                     const GlooOptions& options);
-
-// Like make_gloo_communicator, but for tensors in host memory only.
-std::shared_ptr<Communicator> make_host_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
-                                                     const GlooOptions& options);
 
 }  // namespace fsdp::comm

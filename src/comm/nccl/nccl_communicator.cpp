@@ -15,6 +15,7 @@
 #include "comm/failable.h"
 #include "comm/failure.h"
 #include "comm/fake_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/host_agreement.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_reduction.h"

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/cpu_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "support/ranks/thread_ranks.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error_message.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "engine/engine.h"
 #include "fsdp/backends.h"

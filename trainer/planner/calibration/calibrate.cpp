@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "fsdp/memory_sharing.h"
 #include "planner/calibration/calibration_models.h"
