@@ -49,6 +49,23 @@ TEST(PlanCommand, FiguresOfTheDeviceAddUp) {
   EXPECT_FALSE(plan.contains("changes"));
 }
 
+// All ranks together have the whole model once, but for the norms, which are not split. Three ranks read the same
+// samples.
+TEST(PlanCommand, RanksThatSplitWeightsHaveTheirPartOfThem) {
+  const std::string run = "--model smollm2-135m --set max_seq_length=66 --cluster 6xh100";
+  const nlohmann::json whole = planned(run, 0), split = planned(run + " --set tensor_parallel_degree=3", 0);
+  const auto shards = [](const nlohmann::json& plan) {
+    return plan["memory"]["device"]["peak"]["by_kind"]["parameter shards"].get<double>();
+  };
+  EXPECT_NEAR(shards(split), shards(whole), 0.01 * shards(whole));
+  EXPECT_EQ(split["model"]["parameters"], whole["model"]["parameters"]);
+  const auto rate = [](const nlohmann::json& plan) { return plan["time"]["tokens_per_second"].get<double>(); };
+  const auto seconds = [](const nlohmann::json& plan) { return plan["time"]["step_seconds"].get<double>(); };
+  EXPECT_NEAR(rate(split) * seconds(split) * 3, rate(whole) * seconds(whole), 1e-6 * rate(whole) * seconds(whole));
+  const std::string searched = run + " --search --search-limit 3 --set tensor_parallel_degree=3";
+  EXPECT_EQ(planned(searched + " --set train_batch_size=4", 0)["search"]["samples_per_step"], 8);
+}
+
 // 32 blocks of 218,112,000 parameters, embedding and head of 525,336,576 each, a norm of 4,096, over 4 ranks.
 TEST(PlanCommand, ShardsOfLlama8BAreExact) {
   const testing::TemporaryFolder folder;
@@ -287,7 +304,9 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xh100 --set lerning_rate=1", 2, "learning_rate");
   expect_error("--model gpt2 --cluster 8xh100 --set attn_mask_type=block_causal", 2, "has no tokens to find documents");
   expect_error("--model gpt2 --cluster 8xh100 --set pipeline_parallel_degree=2", 2, "does not plan pipelines");
-  expect_error("--model gpt2 --cluster 8xh100 --set tensor_parallel_degree=2", 2, "does not plan tensor parallelism");
+  expect_error("--model gpt2 --cluster 8xh100 --set tensor_parallel_degree=2", 2, "resid_pdrop 0.1");
+  expect_error("--model t5-611m --cluster 8xh100 --set tensor_parallel_degree=2", 2, "only the weights of causal");
+  expect_error("--model llama-3.2-1b --cluster 6xh100 --set tensor_parallel_degree=4", 2, "does not divide 6 rank(s)");
   expect_error("--model gpt2 --cluster 6xh100 --set sharding_strategy=hybrid_shard --set sharding_factor=4", 2,
                "sharding_factor");
   expect_error("--model dhen-550m --cluster 8xh100", 2, "cannot be planned");

@@ -34,16 +34,11 @@ WrapPolicy with_owner_of(const std::string& tied, WrapPolicy policy) {
 std::shared_ptr<ShardedModule> shard(const Config& config, const TrainingInputs& inputs, TrainedModel& model,
                                      RankGroups& groups, c10::Device device, bool from_checkpoint) {
   models::PretrainedModel& module = model.module();
-  Options options = sharding_options(config, module, groups.mesh ? nullptr : groups.data, device);
-  if (groups.mesh) {
-    options.mesh = groups.mesh->data_parallel();
-    const std::string tied = inputs.pipeline ? model.staged()->tied_parameter() : "";
-    if (!tied.empty()) options.auto_wrap_policy = with_owner_of(tied, std::move(options.auto_wrap_policy));
-  }
-  const bool splits = config.parallelism.tensor_degree > 1;
-  if (splits) options.tensor_parallel = split_over(groups.mesh->group("tp"), config, model);
+  Options options = part_options(config, model, groups, device);
+  const std::string tied = inputs.pipeline ? model.staged()->tied_parameter() : "";
+  if (!tied.empty()) options.auto_wrap_policy = with_owner_of(tied, std::move(options.auto_wrap_policy));
   const bool from_rank_0 = config.sharding.sync_module_states && !from_checkpoint;
-  const bool reads_whole = (from_rank_0 || splits) && !from_checkpoint && inputs.weights;
+  const bool reads_whole = (from_rank_0 || options.tensor_parallel) && !from_checkpoint && inputs.weights;
   if (reads_whole) read_whole(*inputs.weights, module, options);
   options.sync_module_states = from_rank_0;
   auto sharded = fully_shard(module, options);
@@ -55,6 +50,15 @@ std::shared_ptr<ShardedModule> shard(const Config& config, const TrainingInputs&
 }
 
 }  // namespace
+
+Options part_options(const Config& config, TrainedModel& model, RankGroups& groups, c10::Device device) {
+  Options options = sharding_options(config, model.module(), groups.mesh ? nullptr : groups.data, device);
+  if (groups.mesh) options.mesh = groups.mesh->data_parallel();
+  if (config.parallelism.tensor_degree > 1) {
+    options.tensor_parallel = split_over(groups.mesh->group("tp"), config, model);
+  }
+  return options;
+}
 
 ShardedParts shard_parts(const Config& config, const TrainingInputs& inputs, RankGroups& groups, c10::Device device,
                          bool from_checkpoint) {

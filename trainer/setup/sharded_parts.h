@@ -28,6 +28,10 @@ using ShardedParts = std::vector<ShardedPart>;  // in the order of the model
 ShardedParts shard_parts(const Config& config, const TrainingInputs& inputs, RankGroups& groups, c10::Device device,
                          bool from_checkpoint);
 
+// Returns the options for sharding a model, or a stage of one, over the groups of a run. With tensor parallelism, for
+// which the model must have been checked, the ranks of a group split it from then on. Collective as sharding_options.
+Options part_options(const Config& config, TrainedModel& model, RankGroups& groups, c10::Device device);
+
 // Returns the FQNs of the parameters of a model, a shared one under its first name.
 std::vector<std::string> parameter_names(const torch::nn::Module& module);
 

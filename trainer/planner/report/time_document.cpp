@@ -37,7 +37,7 @@ struct StepRates {
 
 StepRates rates(double seconds, const StepWork& work, const Cluster& cluster) {
   StepRates rates;
-  rates.samples = static_cast<double>(work.samples) * cluster.ranks() / seconds;
+  rates.samples = static_cast<double>(work.samples * work.data_ranks) / seconds;
   const double of_device = rates.samples / cluster.ranks();
   rates.tflops = of_device * work.sample.flops * 1e-12;
   rates.hardware_tflops = of_device * (work.sample.flops + work.sample.recomputed_flops) * 1e-12;
@@ -58,7 +58,8 @@ void add_rates(ordered_json& document, double seconds, const StepWork& work, con
   document["tflops_per_device"] = step.tflops;
   if (work.recomputes) document["hardware_tflops_per_device"] = step.hardware_tflops;
   if (step.mfu) document["mfu"] = *step.mfu;
-  document["model_flops_per_device"] = static_cast<double>(work.samples) * work.sample.flops;
+  document["model_flops_per_device"] =
+      static_cast<double>(work.samples * work.data_ranks) * work.sample.flops / cluster.ranks();
 }
 
 ordered_json collective_entry(const CollectiveSum& sum) {

@@ -13,7 +13,8 @@ namespace fsdp::planner {
 
 // The work of one optimizer step.
 struct StepWork {
-  int64_t samples = 0;  // of one rank
+  int64_t samples = 0;     // of one rank
+  int64_t data_ranks = 1;  // ranks that take different samples
   trainer::SampleWork sample;
   at::ScalarType dtype = at::kFloat;  // of the computation
   bool recomputes = false;

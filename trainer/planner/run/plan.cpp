@@ -84,10 +84,6 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
     throw ConfigError(c10::str("key \"pipeline_parallel_degree\" is ", config.parallelism.pipeline_degree,
                                ", but `fsdp plan` does not plan pipelines; accepted: 1"));
   }
-  if (config.parallelism.tensor_degree > 1) {
-    throw ConfigError(c10::str("key \"tensor_parallel_degree\" is ", config.parallelism.tensor_degree,
-                               ", but `fsdp plan` does not plan tensor parallelism; accepted: 1"));
-  }
   if (config.model.attention_mask == trainer::AttentionMask::kBlockCausal) {
     throw ConfigError(
         "key \"attn_mask_type\" is \"block_causal\", but `fsdp plan` has no tokens to find documents in; accepted: "
@@ -117,6 +113,7 @@ ordered_json engine_document(const PlannedRun& run) {
 
 StepWork step_work(const PlannedRun& run, const Config& config) {
   return {.samples = config.data.train_batch_size * config.steps.gradient_accumulation_steps,
+          .data_ranks = run.data_ranks(),
           .sample = run.sample_work(),
           .dtype = config.precision.dtype,
           .recomputes = config.model.activation_checkpointing};

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "config/errors.h"
+#include "config/parallel_degrees.h"
 #include "formats/common/json_text.h"
 #include "models/presets.h"
 #include "models/registry.h"
@@ -17,7 +18,8 @@
 #include "planner/device/planned_memory.h"
 #include "saving/checkpoint_policy.h"
 #include "setup/distinct_parameters.h"
-#include "setup/sharding_options.h"
+#include "setup/sharded_parts.h"
+#include "setup/split_model.h"
 
 namespace fsdp::planner {
 namespace {
@@ -78,7 +80,8 @@ class DataInRealMemory final : public trainer::Dataset {
 };
 
 trainer::GlobalBatch global_batch(const Config& config, const PlanTarget& target) {
-  return {config.data.train_batch_size, target.layout.world, config.steps.gradient_accumulation_steps};
+  return {config.data.train_batch_size, trainer::parallel_degrees(config, target.layout.world).data,
+          config.steps.gradient_accumulation_steps};
 }
 
 HostLinks links_of(const Config& config, const PlanTarget& target) {
@@ -95,6 +98,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   vocabulary_ = definition.value("vocab_size", int64_t{0});
   model_ = make_model(config_, definition, target);
   parameters_ = trainer::parameter_count(model_->module());
+  if (config_.parallelism.tensor_degree > 1) trainer::check_can_be_split(config_, *model_);
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
@@ -107,8 +111,8 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   at::manual_seed(static_cast<uint64_t>(config_.steps.seed));
   shard(target);
   batches_ = std::make_unique<trainer::TrainBatches>(
-      *data_,
-      trainer::TrainBatches::Options{.global = global, .rank = target.rank, .shuffle = false, .device = device_});
+      *data_, trainer::TrainBatches::Options{
+                  .global = global, .rank = groups_.data->rank(), .shuffle = false, .device = device_});
   passes_ = std::make_unique<trainer::WholePasses>(config_.steps, *model_, *sharded_);
   run_ = std::make_unique<trainer::TrainingRun>(config_, *passes_, model_->separate_parameters(), *batches_);
   step_bounds_.push_back(tape_.entries().size());
@@ -122,8 +126,8 @@ PlannedRun::~PlannedRun() {
 void PlannedRun::shard(const PlanTarget& target) {
   RankLayout layout = target.layout;
   layout.links = links_of(config_, target);
-  const auto communicator = make_planned_communicator(tape_, target.rank, layout);
-  sharded_ = fully_shard(model_->module(), trainer::sharding_options(config_, model_->module(), communicator, device_));
+  groups_ = trainer::make_rank_groups(config_, make_planned_communicator(tape_, target.rank, layout));
+  sharded_ = fully_shard(model_->module(), trainer::part_options(config_, *model_, groups_, device_));
   model_->module().train();
 }
 

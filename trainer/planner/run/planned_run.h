@@ -14,6 +14,7 @@
 #include "loop/whole_passes.h"
 #include "planner/ranks/planned_communicator.h"
 #include "planner/tape/tape.h"
+#include "setup/rank_groups.h"
 #include "tasks/trained_model.h"
 
 namespace fsdp::planner {
@@ -65,6 +66,8 @@ class PlannedRun {
   int64_t parameters() const { return parameters_; }
   // The cost of one sample.
   const trainer::SampleWork& sample_work() const { return sample_work_; }
+  // The ranks that take different samples.
+  int64_t data_ranks() const { return groups_.data->size(); }
   int64_t units() const { return sharded_->diagnostics().stats().units; }
 
  private:
@@ -77,6 +80,7 @@ class PlannedRun {
   int64_t vocabulary_ = 0;
   int64_t parameters_ = 0;
   trainer::SampleWork sample_work_;
+  trainer::RankGroups groups_;
   std::unique_ptr<trainer::TrainedModel> model_;
   std::unique_ptr<trainer::Dataset> data_;
   std::shared_ptr<ShardedModule> sharded_;

@@ -36,7 +36,8 @@ json collectives_of(const Tape& tape, int group) {
     const bool issued = entry.kind == TapeKind::kCollective;
     if (!issued && entry.kind != TapeKind::kWait) continue;
     const TapeCollective& collective = tape.collectives()[static_cast<size_t>(entry.id)];
-    if (collective.group != group) continue;
+    // Meshes are made before the others' groups are recorded.
+    if (collective.group != group || collective.id.name == "mesh: dimensions") continue;
     const int64_t number = numbers.emplace(entry.id, static_cast<int64_t>(numbers.size())).first->second;
     const comm::CollectiveEvent event{
         .what = issued ? comm::CollectiveEvent::What::kIssue : comm::CollectiveEvent::What::kWait,
@@ -48,6 +49,12 @@ json collectives_of(const Tape& tape, int group) {
     lines.push_back(comm::to_string(event) + (collective.twin ? " (twin)" : ""));
   }
   return lines;
+}
+
+// Names a group of rank 0 in a mesh of data-parallel ranks and ranks that split weights.
+std::string group_of_mesh(const std::vector<int>& members, int tensor) {
+  if (members.size() > 1 && members[1] == 1) return static_cast<int>(members.size()) == tensor ? "tensor" : "all";
+  return "world";
 }
 
 json planned_run(const json& config, int ranks) {
@@ -62,8 +69,15 @@ json planned_run(const json& config, int ranks) {
     result["memory"].push_back(memory);
   }
   const std::vector<std::string> names = {"world", "shard", "replicate"};
+  const int tensor = config.value("tensor_parallel_degree", 1);
   for (size_t group = 0; group < run.tape().groups().size(); ++group) {
-    result["collectives"][names.at(group)] = collectives_of(run.tape(), static_cast<int>(group));
+    const json collectives = collectives_of(run.tape(), static_cast<int>(group));
+    if (tensor == 1) {
+      result["collectives"][names.at(group)] = collectives;
+    } else if (const std::string name = group_of_mesh(run.tape().groups()[group], tensor); !collectives.empty()) {
+      EXPECT_FALSE(result["collectives"].contains(name)) << "two groups of the same ranks communicate";
+      result["collectives"][name] = collectives;
+    }
   }
   return result;
 }
@@ -177,6 +191,36 @@ TEST_P(PlanWith, EqualsRealRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, PlanWith, ::testing::ValuesIn(names_of_options()),
+                         [](const auto& info) { return info.param; });
+
+// Of models whose weights are split, with sequence parallelism and without.
+class PlanOfASplitModel : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PlanOfASplitModel, EqualsRealRanks) {
+  json runs;
+  for (const bool parts : {true, false}) {
+    for (const json& more : std::vector<json>{{{"sharding_strategy", "full_shard"}},
+                                              {{"sharding_strategy", "shard_grad_op"}, {"dtype", "fp32"}},
+                                              {{"activation_checkpointing", true}, {"clip_grad_norm", 0}}}) {
+      json keys = {{"tensor_parallel_degree", 2}, {"enable_sequence_parallel", parts}};
+      keys.update(more);
+      for (const int ranks : {2, 4}) {
+        runs.push_back({{"config", small_config(GetParam(), keys)}, {"ranks", ranks}, {"steps", kSteps}});
+      }
+    }
+  }
+  expect_equal_to_real_ranks(runs);
+}
+
+TEST_P(PlanOfASplitModel, TrainsOnADevice) {
+  PlannedRun run(read_json(small_config(GetParam(), {{"dtype", "bf16"}, {"tensor_parallel_degree", 2}})),
+                 {.has_device = true, .layout = {4, 2}, .rank = 3});
+  run.step();
+  EXPECT_EQ(run.data_ranks(), 2);
+  EXPECT_EQ(run.step_bounds().size(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PlanOfASplitModel, ::testing::Values("llama", "phi3"),
                          [](const auto& info) { return info.param; });
 
 // Shards and gradients lie in memory that ranks share.

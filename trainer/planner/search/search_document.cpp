@@ -63,8 +63,9 @@ ordered_json search_document(const SearchInput& input, const Candidates& candida
                          {"is_cut", candidates.is_cut()}};
   if (!candidates.first_failure().empty()) search["first_failure"] = candidates.first_failure();
   const MicroBatch& own = input.space.batches[input.space.config_batch];
+  const int64_t data_ranks = input.cluster.ranks() / input.config({}).parallelism.tensor_degree;
   search["samples_per_step"] =
-      run.keeps_samples ? ordered_json(own.samples * own.passes * input.cluster.ranks()) : ordered_json(nullptr);
+      run.keeps_samples ? ordered_json(own.samples * own.passes * data_ranks) : ordered_json(nullptr);
   search["config"] = row_of(input, candidates.planned().front(), candidates.speed());
   search["front"] = rows_of(input, candidates, fronts.fitting);
   search["tight"] = rows_of(input, candidates, fronts.tight);

@@ -11,11 +11,13 @@ using trainer::Config;
 
 int64_t size_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-// The ranks that share one copy of the parameters.
-int64_t ranks_of_a_copy(const trainer::ShardingConfig& sharding, const Cluster& cluster) {
-  if (sharding.strategy == ShardingStrategy::kNoShard) return 1;
+// The ranks that share one copy of the parameters. If ranks split the weights, some stay whole all the same, which a
+// bound may leave out.
+int64_t ranks_of_a_copy(const Config& config, const Cluster& cluster) {
+  const trainer::ShardingConfig& sharding = config.sharding;
+  if (sharding.strategy == ShardingStrategy::kNoShard) return config.parallelism.tensor_degree;
   if (!is_hybrid(sharding.strategy)) return cluster.ranks();
-  return sharding.factor.value_or(cluster.ranks_per_host);
+  return sharding.factor.value_or(cluster.ranks_per_host) * config.parallelism.tensor_degree;
 }
 
 struct Shards {
@@ -37,13 +39,14 @@ Shards shards_of(const Config& config, int64_t elements) {
 int64_t gathered_bytes(const Config& config, int64_t ranks, int64_t parameters) {
   const bool zero2 = config.sharding.strategy == ShardingStrategy::kShardGradOp ||
                      config.sharding.strategy == ShardingStrategy::kHybridShardZero2;
-  return zero2 && ranks > 1 ? parameters * size_of(config.precision.dtype) : 0;
+  const int64_t of_rank = parameters / config.parallelism.tensor_degree;
+  return zero2 && ranks > config.parallelism.tensor_degree ? of_rank * size_of(config.precision.dtype) : 0;
 }
 
 }  // namespace
 
 LeastMemory least_memory(const Config& config, const Cluster& cluster, int64_t parameters) {
-  const int64_t ranks = ranks_of_a_copy(config.sharding, cluster);
+  const int64_t ranks = ranks_of_a_copy(config, cluster);
   const Shards shards = shards_of(config, parameters / ranks);
   const int64_t gathered = gathered_bytes(config, ranks, parameters);
   const bool on_host = !cluster.device || config.sharding.cpu_offload;

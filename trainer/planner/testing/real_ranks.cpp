@@ -14,7 +14,9 @@
 #include "loop/training_run.h"
 #include "loop/whole_passes.h"
 #include "planner/testing/small_models.h"
+#include "setup/rank_groups.h"
 #include "setup/sharding_options.h"
+#include "setup/split_model.h"
 #include "setup/training_inputs.h"
 #include "support/ranks/thread_ranks.h"
 
@@ -50,16 +52,20 @@ nlohmann::json memory_of(ShardedModule& sharded, const trainer::TrainingRun& run
 
 nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Communicator>& ranks, int steps) {
   trainer::TrainingInputs inputs = trainer::open_training_inputs(config, ranks->size());
-  Options options = trainer::sharding_options(config, inputs.model->module(), ranks);
+  trainer::RankGroups groups = trainer::make_rank_groups(config, ranks);
+  Options options = trainer::sharding_options(config, inputs.model->module(), groups.mesh ? nullptr : ranks);
+  if (groups.mesh) options.mesh = groups.mesh->data_parallel();
   const ProcessMesh mesh = options.mesh.value_or(ProcessMesh{});
-  const Recorded world = recorded(ranks), shard = recorded(mesh.shard), replicate = recorded(mesh.replicate);
-  options.communicator = world;
-  if (shard) options.mesh = ProcessMesh{world, shard, replicate};
+  const Recorded world = recorded(groups.data), shard = recorded(mesh.shard), replicate = recorded(mesh.replicate);
+  options.communicator = groups.mesh ? nullptr : world;
+  if (options.mesh) options.mesh = ProcessMesh{world, shard, replicate};
+  const Recorded tensor = groups.mesh ? recorded(groups.mesh->group("tp")) : nullptr;
+  if (tensor) options.tensor_parallel = trainer::split_over(tensor, config, *inputs.model);
   const auto sharded = fully_shard(inputs.model->module(), options);
   inputs.model->module().train();
-  trainer::TrainBatches batches(
-      *inputs.train, {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps},
-                      .rank = ranks->rank()});
+  trainer::TrainBatches batches(*inputs.train, {.global = {config.data.train_batch_size, groups.data->size(),
+                                                           config.steps.gradient_accumulation_steps},
+                                                .rank = groups.data->rank()});
   trainer::WholePasses passes(config.steps, *inputs.model, *sharded);
   trainer::TrainingRun run(config, passes, inputs.model->separate_parameters(), batches);
   nlohmann::json result;
@@ -72,6 +78,7 @@ nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Commun
     result["collectives"]["shard"] = texts(shard);
     result["collectives"]["replicate"] = texts(replicate);
   }
+  if (tensor) result["collectives"]["tensor"] = texts(tensor);
   return result;
 }
 
