@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,6 +16,13 @@ from fsdp_cpp._options import EngineOptions
 from fsdp_cpp._tree import annotated_at, is_annotated, is_root, set_state, sharded_of, state_of
 
 __all__ = ["FSDPModule", "ModuleState", "TreeArguments", "UnshardHandle", "annotate_class", "is_annotated", "state_of"]
+
+
+# To type checkers, a sharded module is a module; it has its methods from its own class.
+if TYPE_CHECKING:
+    _Base = nn.Module
+else:
+    _Base = object
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class UnshardHandle:
             self._handle = None
 
 
-class FSDPModule:
+class FSDPModule(_Base):
     """The class that modules get from :func:`fully_shard`, before their own class: ``FSDPLinear(FSDPModule, Linear)``.
 
     Its methods are those of ``torch.distributed.fsdp.FSDPModule``. All ranks must make the same calls in the same
