@@ -19,13 +19,14 @@ from run import ROOT, table
 STATUS_OF_VERDICTS = (0, 3, 4)
 # The names that LibTorch has for GPUs, and those of `fsdp plan --cluster`.
 PLANNED_GPUS = {
-    "H200": "h200",
-    "B200": "b200",
-    "H100.*96": "h100-96",
-    "H100": "h100-80",
-    "A100.*40": "a100-40",
-    "A100": "a100-80",
-    "RTX 4090": "rtx4090",
+    r"\bGB200\b": "gb200",
+    r"\bH200$": "h200",
+    r"\bB200\b": "b200",
+    r"\bH100.*96": "h100-96",
+    r"\bH100 80GB HBM3": "h100-80",
+    r"\bA100.*40GB": "a100-40",
+    r"\bA100.*80GB": "a100-80",
+    r"\bRTX 4090$": "rtx4090",
 }
 
 LLAMA_1B = {
@@ -99,7 +100,7 @@ TINY = {
 
 
 def name_of_gpu():
-    """What `fsdp plan` calls the first GPU."""
+    """The name of the first GPU for `fsdp plan --cluster`."""
     code = "import torch; print(torch.cuda.get_device_name(0))"
     said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     if said.returncode:
@@ -121,14 +122,15 @@ def plan_of(options, config, folder):
 
 
 def rows_of_run(options, config, folder):
-    """The rows of metrics of a run, or none if it fails, whose output is then on stderr."""
+    """The rows of metrics of a run, or none if it fails. Its output goes to stderr."""
     command = [options.build_dir / "fsdp", "train", config, "--plan", folder / "plan.json"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
     except subprocess.TimeoutExpired:
         print(f"did not end in {options.timeout} s", file=sys.stderr)
         return []
-    print(result.stdout[result.stdout.find("planned in") :], result.stderr, file=sys.stderr, flush=True)
+    _, begin, comparison = result.stdout.rpartition("planned in")
+    print(begin + comparison, result.stderr, file=sys.stderr, flush=True)
     if result.returncode:
         return []
     return [json.loads(line) for line in (folder / "output/metrics.jsonl").read_text().splitlines()]
@@ -179,6 +181,8 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one run")
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error("--steps must be at least 2: the first one is not counted")
     runs = {"tiny": TINY} if options.device == "cpu" else RUNS
     options.cluster = options.cluster or ("1xcpu" if options.device == "cpu" else f"1x{name_of_gpu()}")
     rows = []

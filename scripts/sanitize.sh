@@ -18,7 +18,7 @@ address() {
 # those that matter). Tests that end by a signal are to end by it.
 thread() {
   export BUILD_DIR=${SANITIZE_DIR:-$ROOT/build-tsan}
-  export CXX=${CXX:-g++}  # the notes of races are for GCC's runtime
+  export CXX=${CXX:-g++}  # the suppressions were made with its runtime
   BUILD_TARGETS=comm_test "$ROOT/scripts/build.sh" -DFSDP_SANITIZE=thread -DFSDP_BUILD_BENCHMARKS=OFF
   export TSAN_OPTIONS=${TSAN_OPTIONS:-ignore_noninstrumented_modules=1:second_deadlock_stack=1:handle_segv=0}
   # Its shadow memory has fixed addresses, where a randomised layout may have put something else.

@@ -9,8 +9,8 @@ namespace fsdp::base {
 
 // [Note: threads alive at exit]
 // An object with a thread may outlive main, because models in static objects hold it. Its thread must not call into
-// libraries whose static objects are being destroyed, so it is stopped before: a handler registered with std::atexit
-// now runs before the destruction of all static objects constructed before.
+// libraries whose static objects are being destroyed, so it is stopped earlier. A handler of std::atexit runs before
+// the static objects that existed when it was registered are destroyed.
 //
 // A child of the process (fork) has a copy of the object and none of its threads. There is nothing to stop in it, and
 // the object cannot be destroyed either, because threads that are gone may have held its locks.

@@ -1,5 +1,5 @@
 // The back ends of communication in one table: for configurations, their help and their errors, and to make one by its
-// name. Everything but make_communicator is in this header, for code that links no communicator.
+// name. Code that links no communicator can use everything here but make_communicator.
 #pragma once
 
 #include <array>
@@ -74,8 +74,8 @@ struct RankAt {
   std::string host = {};                                         // as in GlooOptions
 };
 
-// Does the same for ranks that meet elsewhere than at the environment's master address. Every back end takes tensors on
-// `device`; one that does not serve it copies them.
+// Connects a rank to the others that come to its point. Does not check that the back end serves `device`: shared memory
+// and Gloo copy the tensors of a GPU.
 std::shared_ptr<Communicator> make_communicator(const Backend& backend, const RankAt& rank, c10::Device device);
 
 }  // namespace fsdp::comm

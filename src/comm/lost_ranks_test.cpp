@@ -52,7 +52,7 @@ void check_no_thread_is_called(const std::string& name) {
   }
 }
 
-// [Note: groups alive at exit]
+// [Note: threads alive at exit] in base/stopped_at_exit.h
 TEST(Exit, EndsThreadsOfGroupsThatAreStillAlive) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto exit_with_live_groups = [] {

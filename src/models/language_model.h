@@ -43,8 +43,8 @@ class LanguageModel : public PretrainedModel {
   // The positions of the hidden states between layers, as rows; null if each rank has all of them.
   const SplitSequence* split_positions() const { return split_ && split_->positions ? &*split_->positions : nullptr; }
 
-  // Returns which of a layer's groups of outputs this rank has (TensorParallelRule::groups): the first one, and how
-  // many.
+  // Returns the groups of a layer's outputs (TensorParallelRule::groups) that this rank has: the first one, and their
+  // number.
   std::pair<int64_t, int64_t> own_groups(int64_t groups) const;
 
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,

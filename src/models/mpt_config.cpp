@@ -3,7 +3,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <limits>
-#include <string>
 
 #include "models/config_reader.h"
 

@@ -2,7 +2,10 @@
 
 #include <torch/torch.h>
 
-#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "models/alibi.h"
 #include "models/testing/model_tests.h"

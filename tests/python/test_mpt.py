@@ -41,7 +41,7 @@ CONFIGS = {
         "large_epsilon": {"layer_norm_epsilon": 0.1},
     }.items()
 }
-# fp32: what the order of additions changes, relative to the norm of a tensor; several times what is seen.
+# fp32: the effect of the order of additions, relative to the norm of a tensor; several times the largest one seen.
 TOLERANCE = 1e-5
 
 

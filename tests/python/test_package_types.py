@@ -39,13 +39,13 @@ fsdp_cpp.install()
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """What mypy remembers of torch from one script to the next."""
+    """A folder in which mypy keeps what it has read of torch from one script to the next."""
     return tmp_path_factory.mktemp("mypy")
 
 
 @pytest.fixture
 def check(source_dir, tmp_path, cache):
-    """What mypy says of a script, whose status is that of the errors."""
+    """Runs mypy on a script, and returns the process that has ended."""
 
     def run(body):
         (tmp_path / "use.py").write_text(HEAD + body)

@@ -289,6 +289,8 @@ TEST(PlanCommand, StacksThatCannotBePlannedAreRefused) {
   expect_error("--model gpt2 --cluster 8xa100-80 --set dtype=bf16 --stack compiled-fp8", 2, "products in fp8");
   expect_error("--model gpt2 --cluster 8xh100 --set dtype=fp32 --stack compiled-fp8", 2, "add --set dtype=bf16");
   expect_error("--model gpt2 --cluster 8xh100 --set optimizer=sgd --stack llm-foundry", 2, "add --set optimizer=adamw");
+  expect_error("--model llama-3.2-1b --cluster 8xh100 --set tensor_parallel_degree=2 --stack compiled-fp8", 2,
+               "planned for whole weights only");
 }
 
 TEST(PlanCommand, ErrorsNameTheMistake) {

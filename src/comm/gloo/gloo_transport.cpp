@@ -438,6 +438,9 @@ std::string GlooTransport::why_lost(int rank) const { return impl_->why_lost(ran
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
 void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
 void GlooTransport::check_complete() const { impl_->check_complete(); }
-void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) { impl_->release(std::move(messages)); }
+void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) {
+  if (impl_->is_of_this_process()) return impl_->release(std::move(messages));
+  for (auto& message : messages) static_cast<void>(message.release());
+}
 
 }  // namespace fsdp::comm

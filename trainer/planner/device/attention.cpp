@@ -5,7 +5,6 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <optional>

@@ -21,6 +21,7 @@ struct KernelOptions {
   Stack stack = {};
   at::ScalarType dtype = at::kFloat;  // in which the model computes
   int64_t vocabulary = 0;             // products of this width are the head's, and never in fp8; 0: none are
+  bool splits_weights = false;        // whether groups of neighbouring ranks exchange activations, and no parameters
 };
 
 // Returns the time of an entry of kind kKernel on the cluster's device. A kernel without bytes is not launched.

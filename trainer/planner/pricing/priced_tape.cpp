@@ -104,6 +104,7 @@ class TapePricer {
   void add_kernel(size_t index);
   void add_work(size_t index, int stream, KernelPrice price);
   void copy_gather(size_t index);
+  bool gathers_parameters(const TapeCollective& collective) const;
   void add_collective(size_t index);
   void add_exchange_of_hosts(size_t index);
   void add_wait(size_t index);
@@ -252,11 +253,18 @@ void TapePricer::add_wait(size_t index) {
   if (options_.stack.copies_gathers) copy_gather(index);
 }
 
+// Data-parallel ranks are no neighbours if ranks split weights.
+bool TapePricer::gathers_parameters(const TapeCollective& collective) const {
+  if (collective.kind != comm::CollectiveKind::kAllGather) return false;
+  const std::vector<int>& ranks = tape_.groups().at(static_cast<size_t>(collective.group));
+  return !options_.splits_weights || ranks.size() < 2 || ranks[1] - ranks[0] > 1;
+}
+
 // The first stream that waits for gathered parameters copies them out of what was sent.
 void TapePricer::copy_gather(size_t index) {
   const TapeEntry& entry = tape_.entries()[index];
   const TapeCollective& collective = tape_.collectives().at(static_cast<size_t>(entry.id));
-  if (collective.kind != comm::CollectiveKind::kAllGather || !copied_.insert(entry.id).second) return;
+  if (!gathers_parameters(collective) || !copied_.insert(entry.id).second) return;
   const double bytes = 2 * static_cast<double>(collective_bytes(collective, options_.stack));
   const KernelPrice price{.seconds = memory_seconds(cluster_.speed, bytes),
                           .least = bytes / cluster_.speed.memory_bandwidth,

@@ -29,8 +29,9 @@ class OneStep {
 
   Communicator& ranks() { return *ranks_; }
   const Tape& tape() { return recording_.tape(); }
-  void play(const std::vector<AllocatorRetry>& retries = {}, const Stack& stack = {}) {
-    priced_ = price_tape(tape(), {0, tape().entries().size()}, cluster_, retries, {.stack = stack});
+  void play(const std::vector<AllocatorRetry>& retries = {}, const Stack& stack = {}, bool splits_weights = false) {
+    priced_ = price_tape(tape(), {0, tape().entries().size()}, cluster_, retries,
+                         {.stack = stack, .splits_weights = splits_weights});
     result_ = run_replay(priced_.replay);
   }
 
@@ -169,16 +170,20 @@ TEST(PricedTape, ARetryOfTheAllocatorStopsHostAndDevice) {
   EXPECT_LT(stopped, 2.3e-3);
 }
 
-// A gather on a side stream, and a kernel after it.
-void gather(OneStep& step, at::ScalarType dtype, const Stack& stack) {
-  const at::Tensor output = made(kNumel, dtype), input = made(kNumel / step.ranks().size(), dtype);
+// A gather among these ranks on a side stream, and a kernel after it.
+void gather(Communicator& ranks, at::ScalarType dtype) {
+  const at::Tensor output = made(kNumel, dtype), input = made(kNumel / ranks.size(), dtype);
   std::unique_ptr<Work> work;
   {
     const c10::StreamGuard guard(side_stream());
-    work = step.ranks().all_gather(output, input, {"unit", 0, Pass::kForward});
+    work = ranks.all_gather(output, input, {"unit", 0, Pass::kForward});
   }
   work->wait();
   made(8).zero_();
+}
+
+void gather(OneStep& step, at::ScalarType dtype, const Stack& stack) {
+  gather(step.ranks(), dtype);
   step.play({}, stack);
 }
 
@@ -207,6 +212,18 @@ TEST(PricedTape, StacksCopyGathers) {
   EXPECT_GE(copy.begin, copied.item(ReplayKind::kCollective).end);
   EXPECT_GT(copy.end - copy.begin, 2.0 * (1 << 29) / 2039e9);
   EXPECT_GT(copied.result().seconds, plain + (copy.end - copy.begin) / 2);
+}
+
+// Neighbours that split weights exchange activations.
+TEST(PricedTape, StacksCopyParametersOnly) {
+  const auto seconds = [](const std::vector<int>& ranks, bool copies) {
+    OneStep step;
+    gather(*step.ranks().subgroup(ranks, {"subgroup", 0, Pass::kSetup}), at::kBFloat16);
+    step.play({}, {.copies_gathers = copies}, /*splits_weights=*/true);
+    return step.result().seconds;
+  };
+  EXPECT_EQ(seconds({0, 1}, true), seconds({0, 1}, false));
+  EXPECT_GT(seconds({0, 2}, true), 1.1 * seconds({0, 2}, false));
 }
 
 TEST(PricedTape, StacksHaveTheirOwnHostTimes) {

@@ -43,6 +43,10 @@ void check_stack(const Config& config, const PlanOptions& options) {
   if (stack.uses_float8() && config.precision.dtype != at::kBFloat16) {
     throw ConfigError(name + " uses fp8 in place of bf16: add --set dtype=bf16");
   }
+  if (stack.uses_float8() && config.parallelism.tensor_degree > 1) {
+    throw ConfigError(c10::str(name, " uses fp8, which is planned for whole weights only, but key ",
+                               "\"tensor_parallel_degree\" is ", config.parallelism.tensor_degree, "; accepted: 1"));
+  }
   if (stack.float8_products && options.cluster.speed.float8 == 0) {
     throw ConfigError(c10::str(name, " has products in fp8, which ", options.cluster.device->title, " has not"));
   }
@@ -124,9 +128,11 @@ ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions&
                        const MemoryForecast& memory) {
   const std::vector<AllocatorRetry> retries =
       memory.device ? memory.device->replay.retried : std::vector<AllocatorRetry>();
-  const TimeForecast time =
-      forecast_time(run.tape(), run.step_bounds(), options.cluster, retries,
-                    {.stack = options.stack, .dtype = config.precision.dtype, .vocabulary = run.vocabulary()});
+  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, retries,
+                                          {.stack = options.stack,
+                                           .dtype = config.precision.dtype,
+                                           .vocabulary = run.vocabulary(),
+                                           .splits_weights = config.parallelism.tensor_degree > 1});
   if (!options.trace.empty()) {
     const MemoryUse& use = memory.device ? memory.device->use : memory.host.use;
     write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, use, run.stop_trace()));

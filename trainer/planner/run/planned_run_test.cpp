@@ -36,7 +36,7 @@ json collectives_of(const Tape& tape, int group) {
     const bool issued = entry.kind == TapeKind::kCollective;
     if (!issued && entry.kind != TapeKind::kWait) continue;
     const TapeCollective& collective = tape.collectives()[static_cast<size_t>(entry.id)];
-    // Meshes are made before the others' groups are recorded.
+    // Real ranks record their groups only after the mesh is made.
     if (collective.group != group || collective.id.name == "mesh: dimensions") continue;
     const int64_t number = numbers.emplace(entry.id, static_cast<int64_t>(numbers.size())).first->second;
     const comm::CollectiveEvent event{

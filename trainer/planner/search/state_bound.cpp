@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/parallel_degrees.h"
 #include "optimizers/registry.h"
 
 namespace fsdp::planner {
@@ -11,13 +12,14 @@ using trainer::Config;
 
 int64_t size_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-// The ranks that share one copy of the parameters. If ranks split the weights, some stay whole all the same, which a
-// bound may leave out.
+// The ranks that share one copy of the parameters. If ranks split the weights, some weights stay whole on each rank; a
+// lower bound may ignore that.
 int64_t ranks_of_a_copy(const Config& config, const Cluster& cluster) {
   const trainer::ShardingConfig& sharding = config.sharding;
   if (sharding.strategy == ShardingStrategy::kNoShard) return config.parallelism.tensor_degree;
   if (!is_hybrid(sharding.strategy)) return cluster.ranks();
-  return sharding.factor.value_or(cluster.ranks_per_host) * config.parallelism.tensor_degree;
+  const trainer::ParallelDegrees degrees = trainer::parallel_degrees(config, cluster.ranks());
+  return degrees.shard_group.value_or(cluster.ranks_per_host) * degrees.tensor;
 }
 
 struct Shards {
