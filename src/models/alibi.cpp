@@ -32,7 +32,7 @@ at::Tensor alibi_bias(const AlibiHeads& heads, int64_t length, const at::TensorO
   const at::Tensor own = slopes(heads.all, wide).narrow(0, heads.begin, heads.count);
   at::Tensor bias = own.view({heads.count, 1, 1}) * distances;
   bias.masked_fill_(distances.gt(0), -std::numeric_limits<double>::infinity());
-  return bias.to(dtype);
+  return bias.to(dtype).unsqueeze(0);
 }
 
 }  // namespace fsdp::models

@@ -15,9 +15,9 @@ struct AlibiHeads {
   int64_t count = 0;
 };
 
-// Returns the bias of a causal attention's scores, for biased_attention: [count, length, length], for query i and key j
-// the head's slope times j - i, and -infinity for keys after the query. Has the dtype and device of
-// `options`; computed in fp32, or in fp64 for fp64.
+// Returns the bias of a causal attention's scores, for biased_attention: [1, count, length, length], for query i and
+// key j the head's slope times j - i, and -infinity for keys after the query. Has the dtype and device of `options`;
+// computed in fp32, or in fp64 for fp64.
 //
 // Slopes are those of MPT: for a power of two of heads, 2^(-8 h / all) for h = 1, 2, …, all. For other numbers, those
 // of the next power of two: first every second slope, beginning with the second, then the others.

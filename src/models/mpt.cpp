@@ -40,8 +40,8 @@ at::Tensor MptAttentionImpl::forward(const at::Tensor& hidden_states, const at::
   AttentionOptions attention = attention_;
   if (!is_training()) attention.dropout = 0.0;
   const auto heads = [&](const at::Tensor& part) { return split_heads(part, head_dim_); };
-  TORCH_CHECK(parts[0].size(-1) == bias.size(0) * head_dim_, "MPT: this rank has ", parts[0].size(-1) / head_dim_,
-              " heads, and biases for ", bias.size(0), ". Ranks that split the model must know which heads they have: ",
+  TORCH_CHECK(parts[0].size(-1) == bias.size(1) * head_dim_, "MPT: this rank has ", parts[0].size(-1) / head_dim_,
+              " heads, and biases for ", bias.size(1), ". Ranks that split the model must know which heads they have: ",
               "let CausalLM::split_over make the options of tensor parallelism");
   return out_proj_(biased_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), bias, attention, documents));
 }

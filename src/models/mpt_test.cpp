@@ -9,6 +9,7 @@
 
 #include "models/alibi.h"
 #include "models/testing/model_tests.h"
+#include "models/testing/operator_calls.h"
 
 namespace fsdp::models::mpt_test {
 namespace {
@@ -19,7 +20,9 @@ json with(const char* key, const json& value) { return changed(small_mpt(), {{ke
 json with_attention(const char* key, const json& value) { return with("attn_config", {{key, value}}); }
 
 // Slopes by the definition, for each query and key.
-void expect_bias(const torch::Tensor& bias, const std::vector<double>& slopes) {
+void expect_bias(const torch::Tensor& biases, const std::vector<double>& slopes) {
+  const torch::Tensor bias = biases.squeeze(0);
+  ASSERT_EQ(bias.size(0), static_cast<int64_t>(slopes.size()));
   for (int64_t head = 0; head < bias.size(0); ++head) {
     for (int64_t query = 0; query < bias.size(1); ++query) {
       for (int64_t key = 0; key < bias.size(2); ++key) {
@@ -40,7 +43,7 @@ TEST(Alibi, BiasIsTheDistanceTimesTheSlopeOfTheHead) {
 
 TEST(Alibi, ARankHasTheSlopesOfItsHeads) {
   const auto all = alibi_bias({6, 0, 6}, 4, torch::kFloat32);
-  EXPECT_TRUE(torch::equal(alibi_bias({6, 2, 3}, 4, torch::kFloat32), all.narrow(0, 2, 3)));
+  EXPECT_TRUE(torch::equal(alibi_bias({6, 2, 3}, 4, torch::kFloat32), all.narrow(1, 2, 3)));
 }
 
 TEST(Alibi, BiasIsRoundedOnce) {
@@ -60,6 +63,14 @@ TEST(Mpt, FqnsAreThoseOfHuggingFace) {
   const auto parameters = model->named_parameters();
   EXPECT_EQ(parameters["transformer.blocks.0.attn.Wqkv.weight"].sizes(), (std::vector<int64_t>{36, 12}));
   EXPECT_EQ(parameters["transformer.blocks.0.ffn.down_proj.weight"].sizes(), (std::vector<int64_t>{12, 48}));
+}
+
+// Scores with a bias of another shape would be formed one by one, and kept.
+TEST(Mpt, AttentionIsOneKernel) {
+  const auto model = make_causal_lm(small_mpt(), torch::kFloat32, torch::kCPU);
+  OperatorCalls calls("aten::_scaled_dot_product_flash_attention_for_cpu");
+  model->forward(torch::zeros({2, 7}, torch::kInt64));
+  EXPECT_EQ(calls.count(), 2);
 }
 
 TEST(Mpt, SequencesLongerThanItsMaximumAreRefused) {

@@ -35,6 +35,8 @@ const std::map<std::string, nlohmann::json>& small_models() {
       {"olmo3", decoder("olmo3", "Olmo3ForCausalLM", {{"sliding_window", 3}, {"num_hidden_layers", 4}})},
       {"phi3", decoder("phi3", "Phi3ForCausalLM")},
       {"qwen3", decoder("qwen3", "Qwen3ForCausalLM", {{"head_dim", 12}})},
+      {"mpt",
+       smaller("mpt-7b", {{"d_model", 36}, {"n_layers", 3}, {"n_heads", 4}, {"max_seq_len", 16}, {"vocab_size", 101}})},
       {"t5",
        smaller(
            "t5-611m",
