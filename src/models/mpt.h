@@ -97,7 +97,7 @@ class MptForCausalLMImpl : public CausalLM, public StagedLM {
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.max_seq_len; }
-  FolderNames folder_names() const override { return {.base_model = "transformer"}; }
+  FolderNames folder_names() const override { return {.base_model = "transformer", .ignored = {}}; }
   std::vector<std::string> block_class_names() const override { return {"MptBlock"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override {
     transformer_->set_activation_checkpointing(policy);
