@@ -69,12 +69,6 @@ std::chrono::milliseconds timeout_of(const ProcessGroupPtr& process_group, c10::
   }
 }
 
-std::string names_of_backends() {
-  std::vector<std::string> names = {"auto"};
-  for (const comm::Backend& backend : comm::kBackends) names.emplace_back(backend.name);
-  return c10::Join(", ", names);
-}
-
 std::shared_ptr<Communicator> connect(const ProcessGroupPtr& process_group, const std::string& backend,
                                       c10::Device device, const GlooOptions& options,
                                       std::shared_ptr<comm::MeetingPoint> point) {
@@ -85,7 +79,8 @@ std::shared_ptr<Communicator> connect(const ProcessGroupPtr& process_group, cons
   }
   const char* chosen = backend != "auto" ? backend.c_str() : device.is_cuda() ? "nccl" : "gloo";
   const comm::Backend* found = comm::find_backend(chosen);
-  TORCH_CHECK(found, "fsdp: unknown backend '", backend, "'; accepted: ", names_of_backends());
+  TORCH_CHECK(found, "fsdp: unknown backend '", backend,
+              "'; accepted: ", c10::Join(", ", comm::backends_for(!device.is_cpu())));
   return comm::make_communicator(*found, {std::move(point), rank, size, options.timeout, options.host}, device);
 }
 

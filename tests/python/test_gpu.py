@@ -3,14 +3,18 @@ the CPU. Without a GPU, the plainest of these tests run on the CPU."""
 
 import json
 import os
-import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
+from conftest import SOURCE_DIR
 from package_ranks import run_ranks
 from ports import free_port
+
+sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
+import ranks as rank_processes
 
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
@@ -59,41 +63,22 @@ def train(fsdp_program, tmp_path):
 
     def run(ranks, folder=None, **keys):
         folder = folder or tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        return losses_and_norms(outputs(fsdp_program, folder, ranks, keys), folder)
+        train_ranks(fsdp_program, folder, ranks, keys)
+        return losses_and_norms(folder)
 
     return run
 
 
-def outputs(program, folder, ranks, keys):
-    """Starts the ranks, and returns each one's status, stdout and stderr."""
+def train_ranks(program, folder, ranks, keys):
     folder.mkdir()
     config = {**CONFIG, "train_batch_size": GLOBAL_BATCH // ranks, "output_dir": str(folder / "output"), **keys}
     (folder / "config.json").write_text(json.dumps(config))
+    command = [program, "train", folder / "config.json"]
     with free_port() as port:
-        place = dict(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
-        place.update(MASTER_PORT=str(port), OMP_NUM_THREADS="1")
-        processes = [
-            subprocess.Popen(
-                [program, "train", folder / "config.json"],
-                env={**os.environ, **place, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=200) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+        rank_processes.outputs(command, ranks, port, hosts=[([], {})] * ranks, timeout=200)
 
 
-def losses_and_norms(results, folder):
-    for rank, (status, out, err) in enumerate(results):
-        assert status == 0, f"rank {rank} ended with status {status}:\n{out}\n{err}"
+def losses_and_norms(folder):
     rows = [json.loads(line) for line in (folder / "output/metrics.jsonl").read_text().splitlines()]
     steps = [[row["loss"], row["grad_norm"]] for row in rows if "loss" in row]
     assert len(steps) in (3, CONFIG["max_steps"]), rows
@@ -162,9 +147,9 @@ def test_one_rank_over_nccl_trains_as_over_gloo(train):
 @pytest.mark.usefixtures("with_nccl")
 def test_nccl_says_that_ranks_share_a_gpu(fsdp_program, tmp_path):
     keys = dict(device="cuda", comm_backend="nccl")
-    results = outputs(fsdp_program, tmp_path / "run", 2, keys)
-    assert all(status for status, *_ in results), results
-    assert any("Duplicate GPU" in err for *_, err in results), results
+    with pytest.raises(rank_processes.RankError) as failed:
+        train_ranks(fsdp_program, tmp_path / "run", 2, keys)
+    assert any("Duplicate GPU" in error for error in failed.value.errors), failed.value.errors
 
 
 # -- the Python package --
