@@ -255,7 +255,9 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
                    "Print all numbers of a cluster as a file for --cluster, and plan nothing")
       ->type_name("CLUSTER");
   plan->callback([&command] { check_complete(command); });
-  plan->add_option("--rank", command.rank, "The rank to plan")->type_name("N");
+  plan->add_option("--rank", command.rank,
+                   "The rank to plan; by default 0, or of a pipeline the one that needs most memory")
+      ->type_name("N");
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");

@@ -17,7 +17,7 @@ struct PlanCommand {
   std::vector<std::string> overrides;  // KEY=VALUE
   std::string cluster;
   std::string stack = "ours";
-  int rank = 0;
+  std::optional<int> rank = std::nullopt;
   std::optional<std::string> host_memory;  // read by parse_byte_count
   std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing
   std::string calibrate;                   // not empty: measure this host, write this file, and plan nothing

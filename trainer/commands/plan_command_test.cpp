@@ -305,7 +305,6 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xcpu --set device=cuda", 2, "add --set device=auto");
   expect_error("--model gpt2 --cluster 8xh100 --set lerning_rate=1", 2, "learning_rate");
   expect_error("--model gpt2 --cluster 8xh100 --set attn_mask_type=block_causal", 2, "has no tokens to find documents");
-  expect_error("--model gpt2 --cluster 8xh100 --set pipeline_parallel_degree=2", 2, "does not plan pipelines");
   expect_error("--model gpt2 --cluster 8xh100 --set tensor_parallel_degree=2", 2, "resid_pdrop 0.1");
   expect_error("--model t5-611m --cluster 8xh100 --set tensor_parallel_degree=2", 2, "only the weights of causal");
   expect_error("--model llama-3.2-1b --cluster 6xh100 --set tensor_parallel_degree=4", 2, "does not divide 6 rank(s)");
@@ -337,7 +336,8 @@ std::string file_of_cpus(const testing::TemporaryFolder& folder) {
                         {"flops", 4194304},
                         {"seconds", "100us"}});
   }
-  for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_gather_bytes"}) {
+  for (const char* collective :
+       {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_gather_bytes", "message"}) {
     for (const char* path : {"memory", "in_place"}) {
       exchanges.push_back(
           {{"collective", collective}, {"path", path}, {"ranks", 2}, {"points", {{256, "10us"}, {"1MiB", "200us"}}}});
@@ -372,6 +372,24 @@ TEST(PlanCommand, CpusHaveTimesIfTheyWereMeasured) {
   expect_step_of(time, read_step_timeline(trace));
   EXPECT_THAT(run_shell("$FSDP plan " + cpus).out, AllOf(HasSubstr("for each rank"), HasSubstr("TFLOP/s of a rank")));
   EXPECT_THAT(run_shell("$FSDP plan " + run + "2xcpu").out, HasSubstr("no time of a step"));
+}
+
+TEST(PlanCommand, PipelinesOnCpusHaveTimesIfMessagesWereMeasured) {
+  const testing::TemporaryFolder folder;
+  const std::string run =
+      "--model smollm2-135m --set max_seq_length=16 --set gradient_accumulation_steps=2 --set dtype=fp32 "
+      "--set pipeline_parallel_degree=2 --cluster ";
+  const nlohmann::json plan = planned(run + file_of_cpus(folder), 0);
+  for (const nlohmann::json& rank : plan["pipeline"]["ranks"]) {
+    EXPECT_NEAR(rank["step_seconds"], plan["time"]["step_seconds"], 0.1 * rank["step_seconds"].get<double>());
+  }
+  EXPECT_GT(plan["time"]["exposed_communication_seconds"], 0);
+  nlohmann::json cluster = nlohmann::json::parse(folder.read("cpu.json"));
+  for (auto& exchange : cluster["cpu"]["exchanges"]) {
+    if (exchange["collective"] == "message") exchange["collective"] = "broadcast";
+  }
+  expect_error(run + folder.write("without.json", cluster.dump()), 1,
+               "message over memory, 2 ranks; measure this host");
 }
 
 TEST(PlanCommand, TimesOfCpusAreThoseOfTheirDtype) {

@@ -137,8 +137,11 @@ TEST(PlanSearchCommand, NoPlanNeedsLessThanTheBound) {
   const std::string model = small_gpt2(folder);
   for (const std::string set : {"sharding_strategy=full_shard", "sharding_strategy=shard_grad_op",
                                 "sharding_strategy=no_shard", "sharding_strategy=hybrid_shard_zero2"}) {
-    for (const char* more : {"cpu_offload=false", "cpu_offload=true", "optimizer=sgd"}) {
-      const std::vector<std::string> overrides = {"max_seq_length=16", "train_batch_size=1", set, more};
+    const bool hybrid = set == "sharding_strategy=hybrid_shard_zero2";
+    for (const char* more : {"cpu_offload=false", "cpu_offload=true", "optimizer=sgd",
+                             hybrid ? "data_parallel_shard_degree=2" : "pipeline_parallel_degree=2"}) {
+      const std::vector<std::string> overrides = {"max_seq_length=16", "train_batch_size=1",
+                                                  "gradient_accumulation_steps=2", set, more};
       std::string run = "--model " + model + " --no-changes --cluster 2x2xa100-40";
       for (const std::string& one : overrides) run += " --set " + one;
       const nlohmann::json plan = planned(run, 0);

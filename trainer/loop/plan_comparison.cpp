@@ -31,6 +31,7 @@ PlannedFigures figures_of(const json& plan) {
   planned.bytes = planned.on_cpus
                       ? memory.at("host").at("per_host").get<int64_t>() / cluster.at("ranks_per_host").get<int64_t>()
                       : memory.at("device").at("allocated").get<int64_t>();
+  if (plan.contains("pipeline")) planned.rank_of_pipeline = plan.at("rank").get<int64_t>();
   if (plan.contains("time")) planned.step_seconds = plan["time"].at("step_seconds").get<double>();
   return planned;
 }
@@ -80,6 +81,10 @@ void check_plan_is_of(const PlannedFigures& planned, int64_t ranks, c10::Device 
   if (planned.ranks != ranks) refuse(c10::str(planned.ranks, " ranks"), std::to_string(ranks));
   if (planned.on_cpus != device.is_cpu()) {
     refuse(planned.on_cpus ? "ranks on CPUs" : "ranks with GPUs", device.is_cpu() ? "CPUs" : "GPUs");
+  }
+  if (planned.rank_of_pipeline > 0) {
+    throw ConfigError(c10::str("--plan ", planned.file, ": the plan is of rank ", planned.rank_of_pipeline,
+                               ", but rank 0 is measured, which has another stage; plan this run with --rank 0"));
   }
   if (planned.parameters != parameters) {
     refuse(c10::str("a model with ", planned.parameters, " parameters"), std::to_string(parameters));

@@ -62,6 +62,12 @@ TEST(PlanComparison, OtherFilesAndOtherRunsAreRefused) {
   EXPECT_THAT(refusal([&] { check_plan_is_of(planned, 4, c10::kCUDA, 10); }),
               HasSubstr("on CPUs, but this run has GPUs"));
   EXPECT_THAT(refusal([&] { check_plan_is_of(planned, 4, c10::kCPU, 11); }), HasSubstr("10 parameters"));
+  nlohmann::json of_pipeline = small_plan();
+  of_pipeline.update({{"rank", 2}, {"pipeline", nlohmann::json::object()}});
+  EXPECT_THAT(refusal([&] { check_plan_is_of(figures(of_pipeline), 4, c10::kCPU, 10); }),
+              HasSubstr("plan this run with --rank 0"));
+  of_pipeline["rank"] = 0;
+  EXPECT_EQ(refusal([&] { check_plan_is_of(figures(of_pipeline), 4, c10::kCPU, 10); }), "");
 }
 
 TEST(PlanComparison, TheTableHasTheCategoriesThatBothHave) {

@@ -5,6 +5,15 @@
 
 namespace fsdp::trainer {
 
+Trace stop_tracing(const std::vector<ShardedModule*>& parts) {
+  Trace all = parts.front()->tracing().stop();
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const Trace further = parts[i]->tracing().stop();
+    all.ranges.insert(all.ranges.end(), further.ranges.begin(), further.ranges.end());
+  }
+  return all;
+}
+
 StepTrace::StepTrace(const TraceConfig& config, std::vector<ShardedModule*> parts, Communicator& communicator,
                      int64_t steps, std::function<std::vector<MemoryCategory>()> memory)
     : config_(config),
@@ -29,18 +38,9 @@ void StepTrace::start() {
   });
 }
 
-Trace StepTrace::stop() {
-  Trace all = parts_.front()->tracing().stop();
-  for (size_t i = 1; i < parts_.size(); ++i) {
-    const Trace further = parts_[i]->tracing().stop();
-    all.ranges.insert(all.ranges.end(), further.ranges.begin(), further.ranges.end());
-  }
-  return all;
-}
-
 std::string StepTrace::after_step(int64_t step) {
   if (!traces() || step != last_step_) return {};
-  unwritten_ = stop();
+  unwritten_ = stop_tracing(parts_);
   const std::string problem = write();
   if (problem.empty()) return "wrote a trace to " + *config_.path;
   return problem + "; training continues, and writing the trace is tried again after the last step";

@@ -12,6 +12,9 @@
 
 namespace fsdp::trainer {
 
+// Ends the recording of all parts, and returns what was recorded.
+Trace stop_tracing(const std::vector<ShardedModule*>& parts);
+
 // All functions are collective.
 class StepTrace {
  public:
@@ -35,8 +38,6 @@ class StepTrace {
 
  private:
   void start();
-  // Returns what was recorded of all parts.
-  Trace stop();
   // Returns why the file was not written, or an empty string if it was.
   std::string write();
 

@@ -16,13 +16,12 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/rank_environment.h"
 #include "loop/evaluation.h"
-#include "loop/pipeline_passes.h"
+#include "loop/make_passes.h"
 #include "loop/pipeline_text.h"
 #include "loop/plan_comparison.h"
 #include "loop/run_report.h"
 #include "loop/step_trace.h"
 #include "loop/training_run.h"
-#include "loop/whole_passes.h"
 #include "report/failure_report.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_checkpoints.h"
@@ -59,7 +58,6 @@ class RankRun {
   void start_at(StartPoint start);
   int64_t load_checkpoint(RunCheckpoints& checkpoints);
   void shard();
-  std::unique_ptr<StepPasses> make_passes() const;
   void make_automatic_units();
   RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints, StepClock* clock);
   MeasuredFigures measured(const TrainingRun& run, const StepClock& clock);
@@ -112,7 +110,7 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
   choose_start();
   shard();
   for (torch::nn::Module* module : modules_of(parts_)) module->train();
-  passes_ = make_passes();
+  passes_ = make_passes(config_.steps, inputs_, groups_, parts_, parameters_);
 }
 
 void RankRun::say_what_was_opened(const std::string& place) {
@@ -160,16 +158,6 @@ void RankRun::shard() {
   }
 }
 
-std::unique_ptr<StepPasses> RankRun::make_passes() const {
-  if (!inputs_.pipeline) {
-    return std::make_unique<WholePasses>(config_.steps, parts_.front().model, *parts_.front().sharded);
-  }
-  std::vector<TrainedStage> stages;
-  for (const ShardedPart& part : parts_) stages.push_back({part.stage, *part.model.staged(), part.sharded});
-  return std::make_unique<PipelinePasses>(config_.steps, *groups_.mesh, *inputs_.pipeline, stages,
-                                          PipelineOptions{parameters_, tied_parameters(inputs_)});
-}
-
 // Runs a forward to create the units: optimizer state cannot be loaded before they exist.
 void RankRun::make_automatic_units() {
   const at::NoGradGuard no_grad;
@@ -203,7 +191,7 @@ RunEnd RankRun::train(const std::optional<PlannedFigures>& plan) {
 }
 
 MeasuredFigures RankRun::measured(const TrainingRun& run, const StepClock& clock) {
-  MeasuredFigures figures{.categories = first_part().diagnostics().memory(),
+  MeasuredFigures figures{.categories = memory_of(parts_),
                           .bytes = base::peak_allocated_bytes(device_).value_or(report_.peak_memory()),
                           .step_seconds = clock.seconds()};
   for (MemoryCategory& category : run.memory()) figures.categories.push_back(std::move(category));

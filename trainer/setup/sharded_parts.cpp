@@ -1,5 +1,7 @@
 #include "setup/sharded_parts.h"
 
+#include <c10/util/Exception.h>
+
 #include <unordered_set>
 #include <utility>
 
@@ -99,6 +101,20 @@ std::vector<torch::nn::Module*> modules_of(const ShardedParts& parts) {
   std::vector<torch::nn::Module*> all;
   for (const ShardedPart& part : parts) all.push_back(&part.model.module());
   return all;
+}
+
+std::vector<MemoryCategory> memory_of(const ShardedParts& parts) {
+  std::vector<MemoryCategory> sum = parts.front().sharded->diagnostics().memory();
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const std::vector<MemoryCategory> more = parts[i].sharded->diagnostics().memory();
+    TORCH_INTERNAL_ASSERT(more.size() == sum.size());
+    for (size_t category = 0; category < sum.size(); ++category) {
+      sum[category].current += more[category].current;
+      sum[category].peak += more[category].peak;
+      sum[category].reserved += more[category].reserved;
+    }
+  }
+  return sum;
 }
 
 std::vector<ShardedModule*> sharded_of(const ShardedParts& parts) {

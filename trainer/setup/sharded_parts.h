@@ -43,4 +43,8 @@ state::ModelParts model_parts(const ShardedParts& parts);
 std::vector<torch::nn::Module*> modules_of(const ShardedParts& parts);
 std::vector<ShardedModule*> sharded_of(const ShardedParts& parts);
 
+// Returns the engine's memory by category (Diagnostics::memory). That of several parts is added up, also their peaks,
+// which they may reach at different moments.
+std::vector<MemoryCategory> memory_of(const ShardedParts& parts);
+
 }  // namespace fsdp::trainer

@@ -115,6 +115,10 @@ std::shared_ptr<Communicator> RecordingCommunicator::twin() {
   return twin_;
 }
 
+std::shared_ptr<Communicator> RecordingCommunicator::subgroup(const std::vector<int>& members, const CollectiveId& id) {
+  return subgroups_.emplace_back(std::make_shared<RecordingCommunicator>(inner()->subgroup(members, id)));
+}
+
 const std::vector<CollectiveEvent>& RecordingCommunicator::events() const { return log_->events; }
 
 int64_t RecordingCommunicator::count(CollectiveKind kind) const {

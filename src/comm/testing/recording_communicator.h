@@ -47,6 +47,9 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
   // The twin writes to the same log.
   std::shared_ptr<Communicator> twin() override;
+  // The groups that are made of this one are recorded, too, each in a log of its own.
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
+  const std::vector<std::shared_ptr<RecordingCommunicator>>& subgroups() const { return subgroups_; }
 
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
   // thread-safe.
@@ -65,6 +68,7 @@ class RecordingCommunicator final : public ForwardingCommunicator {
 
   std::shared_ptr<Log> log_;
   std::shared_ptr<RecordingCommunicator> twin_;
+  std::vector<std::shared_ptr<RecordingCommunicator>> subgroups_;
   bool is_twin_ = false;
 };
 

@@ -1,5 +1,6 @@
 #include "planner/calibration/exchange_times.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@ class ExchangeTimer {
   // `prepare` is called before each repetition, outside of the time.
   void add(CollectiveKind kind, HostPath path, int64_t bytes, const Action& prepare, const Action& action);
   void add_bytes(int64_t bytes);
+  void exchange_with_neighbour(const at::Tensor& sent);
   void add_in_place(int64_t bytes);
   double median_seconds(int64_t bytes, const Action& prepare, const Action& action);
   at::Tensor reduction_input(int64_t elements);
@@ -94,8 +96,19 @@ void ExchangeTimer::measure(int64_t bytes) {
   add(CollectiveKind::kAllReduce, path(), nbytes, write_input,
       [&] { group_->all_reduce(input, input, {0.5}, next())->wait(); });
   add(CollectiveKind::kBroadcast, path(), nbytes, no_preparation, [&] { group_->broadcast(whole, 0, next())->wait(); });
+  add(CollectiveKind::kMessage, path(), nbytes, no_preparation, [&] { exchange_with_neighbour(whole); });
   if (shares_memory_) add_in_place(nbytes);
   if (bytes <= int64_t{1} << 16) add_bytes(bytes);
+}
+
+// Neighbours exchange tensors of this size; the last one of an odd number of ranks has none.
+void ExchangeTimer::exchange_with_neighbour(const at::Tensor& sent) {
+  const int neighbour = group_->rank() ^ 1;
+  const CollectiveId id = next();
+  if (neighbour >= group_->size()) return;
+  const at::Tensor received = at::empty_like(sent);
+  group_->send(sent, neighbour, id);  // arrives without a wait
+  group_->recv(received, neighbour, id)->wait();
 }
 
 void ExchangeTimer::add_in_place(int64_t bytes) {

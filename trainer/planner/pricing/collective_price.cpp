@@ -3,6 +3,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "comm/collective_shapes.h"
 #include "planner/time/group_topology.h"
 
@@ -18,15 +20,19 @@ CollectiveFunction function_of(comm::CollectiveKind kind) {
     case comm::CollectiveKind::kAllReduce:
       return CollectiveFunction::kAllReduce;
     case comm::CollectiveKind::kBroadcast:
+    case comm::CollectiveKind::kMessage:  // the ring of a broadcast to one rank
       return CollectiveFunction::kBroadcast;
     case comm::CollectiveKind::kGatherBytes:
-    case comm::CollectiveKind::kMessage:
       break;
   }
   TORCH_CHECK(false, "fsdp plan: a ", comm::to_string(kind), " has no price on a device");
 }
 
 Topology topology_of(const Tape& tape, const TapeCollective& collective, const Cluster& cluster) {
+  if (collective.kind == comm::CollectiveKind::kMessage) {
+    return group_topology({std::min(collective.from, collective.to), std::max(collective.from, collective.to)},
+                          cluster.ranks_per_host);
+  }
   return group_topology(tape.groups().at(static_cast<size_t>(collective.group)), cluster.ranks_per_host);
 }
 
@@ -39,7 +45,9 @@ int64_t collective_bytes(const TapeCollective& collective, const Stack& stack) {
 CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster, const Stack& stack) {
   const TapeCollective& it = tape.collectives().at(collective);
   const auto bytes = static_cast<double>(collective_bytes(it, stack));
-  return collective_time(function_of(it.kind), bytes, topology_of(tape, it, cluster), cluster.links);
+  CollectiveTime time = collective_time(function_of(it.kind), bytes, topology_of(tape, it, cluster), cluster.links);
+  if (it.meeting.role == MeetingRole::kReceives) time.transfer = time.inside_bytes = time.node_bytes = 0;
+  return time;
 }
 
 }  // namespace fsdp::planner

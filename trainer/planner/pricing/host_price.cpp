@@ -121,6 +121,7 @@ KernelPrice price_on_host(const Tape& tape, const TapeEntry& entry, const HostSp
 
 double exchange_seconds(const Tape& tape, size_t collective, const HostSpeed& speed) {
   const TapeCollective& it = tape.collectives().at(collective);
+  const bool is_message = it.kind == comm::CollectiveKind::kMessage;
   const int ranks = static_cast<int>(tape.groups().at(static_cast<size_t>(it.group)).size());
   if (ranks == 1) return 0;
   const ExchangeCurve* curve = nearest_exchange(like_measured(it.kind), it.path, ranks, speed);
@@ -130,7 +131,8 @@ double exchange_seconds(const Tape& tape, size_t collective, const HostSpeed& sp
                  " over ", name_of(it.path), ", ", ranks, " ranks; ", kCalibrateAgain));
   }
   const double bytes = as_double(it.numel) * as_double(static_cast<int64_t>(c10::elementSize(it.dtype)));
-  return seconds_at(curve->points, bytes) * (ranks - 1) / std::max(curve->ranks - 1, 1);
+  const double seconds = seconds_at(curve->points, bytes);
+  return is_message ? seconds / 2 : seconds * (ranks - 1) / std::max(curve->ranks - 1, 1);
 }
 
 }  // namespace fsdp::planner

@@ -23,7 +23,8 @@ double seconds_of(const std::string& name, int64_t bytes, at::ScalarType dtype, 
 // Returns the time of an entry of kind kKernel, likewise.
 KernelPrice price_on_host(const Tape& tape, const TapeEntry& entry, const HostSpeed& speed, at::ScalarType dtype);
 
-// Returns the time of a collective of this tape, from its issue to the end of the wait; 0 for a group of one rank.
+// Returns the time of a collective of this tape, from its issue to the end of the wait; 0 for a group of one rank. Of a
+// message, the sender's part or the receiver's: half of the measured time each.
 // Throws a std::invalid_argument if its kind was not measured.
 double exchange_seconds(const Tape& tape, size_t collective, const HostSpeed& speed);
 

@@ -109,6 +109,8 @@ class TapePricer {
   void add_exchange_of_hosts(size_t index);
   void add_wait(size_t index);
   void add_host_wait_for_stream(size_t index);
+  // Gives the item of a collective its meeting with other ranks.
+  ReplayItem meeting(ReplayItem item, size_t collective);
   void record_collective(size_t entry, int stream, int64_t collective) {
     add_item(entry, {.kind = ReplayKind::kRecord, .stream = stream, .event = event_of_collective(collective)});
   }
@@ -204,18 +206,31 @@ void TapePricer::add_work(size_t index, int stream, KernelPrice price) {
   add_item(index, item, price);
 }
 
+ReplayItem TapePricer::meeting(ReplayItem item, size_t collective) {
+  const Meeting& meeting = tape_.collectives()[collective].meeting;
+  if (meeting.role == MeetingRole::kNone) return item;
+  item.role = meeting.role;
+  item.meeting = static_cast<int>(priced_.replay.meetings.size());
+  priced_.replay.meetings.push_back(meeting.name);
+  return item;
+}
+
 // On CPUs, the time that an exchange takes counts at its issue: ranks use all processors, so that it cannot run beside
-// computation.
+// computation. That of a receive counts at the wait for it, since the message is on its way until then.
 void TapePricer::add_exchange_of_hosts(size_t index) {
   const auto collective = static_cast<size_t>(tape_.entries()[index].id);
   if (!computes_on_host()) {
-    add_item(index, {.kind = ReplayKind::kHostWork, .host = host_exchange_seconds(tape_, collective)});
+    add_item(index,
+             meeting({.kind = ReplayKind::kHostWork, .host = host_exchange_seconds(tape_, collective)}, collective));
     return;
   }
+  const bool receives = tape_.collectives()[collective].meeting.role == MeetingRole::kReceives;
+  if (receives && tape_.entries()[index].kind != TapeKind::kWait) return;
   priced_.replay.flows[collective].latency = exchange_seconds(tape_, collective, *cluster_.host_speed);
-  add_item(
-      index,
-      {.kind = ReplayKind::kCollective, .stream = stream_of(kComputeStream), .flow = static_cast<int>(collective)});
+  add_item(index, meeting({.kind = ReplayKind::kCollective,
+                           .stream = stream_of(kComputeStream),
+                           .flow = static_cast<int>(collective)},
+                          collective));
 }
 
 void TapePricer::add_collective(size_t index) {
@@ -232,10 +247,11 @@ void TapePricer::add_collective(size_t index) {
   latest->second = stream;
   priced_.replay.flows[collective] =
       collective_flow(price_collective(tape_, collective, cluster_, options_.stack), cluster_.links);
-  add_item(index, {.kind = ReplayKind::kCollective,
-                   .stream = stream,
-                   .flow = static_cast<int>(collective),
-                   .host = host_of_collective()});
+  add_item(index, meeting({.kind = ReplayKind::kCollective,
+                           .stream = stream,
+                           .flow = static_cast<int>(collective),
+                           .host = host_of_collective()},
+                          collective));
   add_item(index, {.kind = ReplayKind::kRecord, .stream = stream, .event = communicator});
   if (tape_.collectives()[collective].converts) {
     converted_[stream] = entry.id;
@@ -246,7 +262,11 @@ void TapePricer::add_collective(size_t index) {
 
 void TapePricer::add_wait(size_t index) {
   const TapeEntry& entry = tape_.entries()[index];
-  if (entry.place != Place::kDevice) return;  // the host has waited when it exchanged
+  if (entry.place != Place::kDevice) {  // the host has waited when it exchanged, but for messages
+    const Meeting& meeting = tape_.collectives()[static_cast<size_t>(entry.id)].meeting;
+    if (computes_on_host() && meeting.role == MeetingRole::kReceives) add_exchange_of_hosts(index);
+    return;
+  }
   add_item(
       index,
       {.kind = ReplayKind::kStreamWait, .stream = stream_of(entry.stream), .event = event_of_collective(entry.id)});

@@ -51,6 +51,7 @@ std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Clus
     if (priced.replay.items[i].kind != ReplayKind::kCollective) continue;
     const auto index = static_cast<size_t>(priced.replay.items[i].flow);
     const TapeCollective& collective = tape.collectives()[index];
+    if (collective.meeting.role == MeetingRole::kReceives) continue;  // counts for the sender
     const Topology topology = topology_of(tape, collective, cluster);
     if (topology.ranks == 1 || collective.numel == 0 || collective.kind == comm::CollectiveKind::kGatherBytes) continue;
     CollectiveSum& sum = sums[{collective.kind, topology.ranks, topology.nodes, topology.groups_per_node}];
@@ -80,12 +81,13 @@ double least_of_last_step(const PricedTape& priced) {
 }  // namespace
 
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options) {
+                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options,
+                           const std::function<ReplayResult(const Replay&)>& replay) {
   TORCH_CHECK(step_bounds.size() >= 2, "fsdp plan: a plan of no steps has no time");
   TimeForecast forecast;
   forecast.priced = price_tape(tape, step_bounds, cluster, retries, options);
   const PricedTape& priced = forecast.priced;
-  forecast.result = run_replay(priced.replay);
+  forecast.result = replay(priced.replay);
   const double spread = cluster.spread * mean_largest_normal(cluster.ranks());
   for (size_t step = 0; step + 1 < priced.step_marks.size(); ++step) {
     forecast.steps.push_back(step_time(priced.replay, forecast.result, priced.kinds,

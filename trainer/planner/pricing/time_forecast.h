@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "planner/pricing/priced_tape.h"
@@ -36,8 +37,10 @@ struct TimeForecast {
   double least = 0;
 };
 
-// The cluster has times. `retries`: those of the memory replay.
+// The cluster has times. `retries`: those of the memory replay. `replay`: run_replay, or for a rank that meets others
+// what replays it with them.
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {});
+                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {},
+                           const std::function<ReplayResult(const Replay&)>& replay = run_replay);
 
 }  // namespace fsdp::planner

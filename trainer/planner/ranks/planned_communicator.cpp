@@ -4,7 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/device_stream.h"
@@ -33,13 +37,16 @@ AtEnd at_end(Action action) {
 
 class PlannedWork final : public Work {
  public:
-  // `until_waited` and `until_destroyed`: what ends with the wait, and with this object.
-  PlannedWork(Tape& tape, int64_t collective, c10::Device device, AtEnd until_waited, AtEnd until_destroyed)
+  // `until_waited` and `until_destroyed`: what ends with the wait, and with this object. `arrival`: called by the wait;
+  // may be empty.
+  PlannedWork(Tape& tape, int64_t collective, c10::Device device, AtEnd until_waited, AtEnd until_destroyed,
+              std::function<void()> arrival = {})
       : tape_(tape),
         collective_(collective),
         device_(device),
         until_waited_(std::move(until_waited)),
-        until_destroyed_(std::move(until_destroyed)) {}
+        until_destroyed_(std::move(until_destroyed)),
+        arrival_(std::move(arrival)) {}
   ~PlannedWork() override {
     if (!waited_) note();
   }
@@ -47,6 +54,7 @@ class PlannedWork final : public Work {
     TORCH_CHECK(!std::exchange(waited_, true), "a collective can be waited for only once");
     note();
     until_waited_.reset();
+    if (arrival_) arrival_();
   }
 
  private:
@@ -60,6 +68,23 @@ class PlannedWork final : public Work {
   bool waited_ = false;
   AtEnd until_waited_;
   AtEnd until_destroyed_;
+  std::function<void()> arrival_;
+};
+
+// Nobody needs to wait for a message that was sent.
+class PlannedSend final : public Work {
+ public:
+  PlannedSend(Tape& tape, int64_t message, c10::Device device) : tape_(tape), message_(message), device_(device) {}
+  void wait() override {
+    TORCH_CHECK(!std::exchange(waited_, true), "a message can be waited for only once");
+    PlannedMemory::get().report([&](DeviceLog&) { tape_.waited(message_, place_of(device_), stream_of(device_)); });
+  }
+
+ private:
+  Tape& tape_;
+  int64_t message_;
+  c10::Device device_;
+  bool waited_ = false;
 };
 
 class PlannedCommunicator final : public Communicator {
@@ -124,9 +149,28 @@ class PlannedCommunicator final : public Communicator {
     return issue(comm::CollectiveKind::kAllToAll, id, input.numel(), input);
   }
 
-  // Plans have no pipelines yet.
-  std::unique_ptr<Work> send(at::Tensor, int, const CollectiveId& id) override { return refuse_message(id); }
-  std::unique_ptr<Work> recv(at::Tensor, int, const CollectiveId& id) override { return refuse_message(id); }
+  std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
+    comm::check_message(tensor, to, rank_, size(), "send", id);
+    sent_.add(to, tensor.nbytes());
+    const Meeting meeting = meeting_of_message(rank_, to);
+    if (has_contents(tensor)) layout_.peers->post(meeting.name, contents_of(tensor, id));
+    const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, tensor.numel(), tensor,
+                                     {.from = world_rank(rank_), .to = world_rank(to), .meeting = meeting});
+    if (tensor.is_cpu() && payloads_) on_their_way_[to] = memory_on_its_way(tensor);
+    return std::make_unique<PlannedSend>(tape_, index, tensor.device());
+  }
+
+  std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
+    comm::check_message(output, from, rank_, size(), "receive", id);
+    const Meeting meeting = meeting_of_message(from, rank_);
+    std::function<void()> arrival;
+    if (has_contents(output)) {
+      arrival = [peers = layout_.peers, name = meeting.name, output] { receive(output, peers->take(name)); };
+    }
+    const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, output.numel(), output,
+                                     {.from = world_rank(from), .to = world_rank(rank_), .meeting = meeting});
+    return std::make_unique<PlannedWork>(tape_, index, output.device(), nullptr, nullptr, std::move(arrival));
+  }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     sent_.add_for_each_peer(bytes.size());
@@ -137,11 +181,12 @@ class PlannedCommunicator final : public Communicator {
                                           .dtype = at::kByte,
                                           .group = group_,
                                           .twin = is_twin_,
-                                          .path = path()},
+                                          .path = path(),
+                                          .meeting = meeting_of_all()},
                                          Place::kHost, -1);
       tape_.waited(index, Place::kHost, -1);
     });
-    return id.name == kHostsOfMesh ? hosts() : std::vector<std::string>(members().size(), bytes);
+    return id.name == kHostsOfMesh ? hosts() : of_all_members(bytes);
   }
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, const CollectiveId& id) override {
@@ -189,8 +234,54 @@ class PlannedCommunicator final : public Communicator {
     }
   }
 
-  static std::unique_ptr<Work> refuse_message(const CollectiveId& id) {
-    TORCH_CHECK(false, comm::describe("message", id), ": messages between two ranks cannot be planned");
+  // -- with the planned ranks of other stages --
+  int stage_of(int member) const { return layout_.stage_of(world_rank(member)); }
+  bool spans_stages() const { return stage_of(0) != stage_of(size() - 1); }
+
+  std::vector<std::string> of_all_members(const std::string& own) const {
+    if (!spans_stages()) return std::vector<std::string>(members().size(), own);
+    const std::vector<std::string> of_stages = layout_.peers->gather(own);
+    std::vector<std::string> of_members;
+    for (int member = 0; member < size(); ++member) {
+      of_members.push_back(of_stages[static_cast<size_t>(stage_of(member))]);
+    }
+    return of_members;
+  }
+
+  // All of these ranks make the same groups in the same order, and use them in the same order.
+  Meeting meeting_of_all() {
+    if (!spans_stages()) return {};
+    return {MeetingRole::kAll, c10::str("group ", group_, is_twin_ ? " twin " : " ", collectives_of_stages_++)};
+  }
+
+  // The message number n of one rank to another meets the other's receive of number n.
+  Meeting meeting_of_message(int from, int to) {
+    TORCH_CHECK(spans_stages(), "fsdp plan: messages are planned between the stages of a pipeline only");
+    const std::string way = c10::str("group ", group_, is_twin_ ? " twin" : "", " from ", from, " to ", to);
+    return {from == rank_ ? MeetingRole::kSends : MeetingRole::kReceives, c10::str(way, ": ", messages_[way]++)};
+  }
+
+  static bool has_contents(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kLong && tensor.nbytes() <= PlannedMemory::kMostContents;
+  }
+
+  static std::string contents_of(const at::Tensor& tensor, const CollectiveId& id) {
+    if (tensor.is_cpu()) return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+    const std::optional<std::string> contents = PlannedMemory::get().contents(tensor.const_data_ptr());
+    TORCH_CHECK(contents, "fsdp plan: ", comm::describe("message", id), " carries integers that a kernel computed");
+    return *contents;
+  }
+
+  static void receive(const at::Tensor& output, std::string contents) {
+    TORCH_CHECK(contents.size() == output.nbytes(), "fsdp plan: a message of ", contents.size(),
+                " bytes arrived where ", output.nbytes(), " were expected");
+    if (!output.is_cpu()) return PlannedMemory::get().set_contents(output.const_data_ptr(), std::move(contents));
+    std::memcpy(output.mutable_data_ptr(), contents.data(), contents.size());
+  }
+
+  // Among CPUs, a message takes memory until the receiver has it: here, until the next one to the same rank.
+  AtEnd memory_on_its_way(const at::Tensor& tensor) {
+    return at_end([payload = take_payload(comm::CollectiveKind::kMessage, tensor.numel(), tensor, true), tensor] {});
   }
 
   bool is_on_one_host() const {
@@ -235,6 +326,8 @@ class PlannedCommunicator final : public Communicator {
     bool contributes = true;  // whether this rank sends anything
     bool converts = false;    // TapeCollective::converts
     bool in_place = false;    // HostPath::kInPlace
+    int from = -1, to = -1;   // of a message
+    Meeting meeting = {};     // of a message
   };
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
                               const at::Tensor& sent) {
@@ -268,7 +361,10 @@ class PlannedCommunicator final : public Communicator {
                             .group = group_,
                             .twin = is_twin_,
                             .converts = way.converts,
-                            .path = way.in_place ? HostPath::kInPlace : path()},
+                            .path = way.in_place ? HostPath::kInPlace : path(),
+                            .from = way.from,
+                            .to = way.to,
+                            .meeting = kind == comm::CollectiveKind::kMessage ? way.meeting : meeting_of_all()},
                            place_of(device), stream_of(device));
     });
     return index;
@@ -283,6 +379,9 @@ class PlannedCommunicator final : public Communicator {
   std::unique_ptr<PlannedSharing> sharing_;  // null: the ranks share no memory
   std::shared_ptr<HostPayloads> payloads_;   // null: there is one rank, or ranks compute on devices
   std::shared_ptr<PlannedCommunicator> twin_;
+  int64_t collectives_of_stages_ = 0;
+  std::map<std::string, int64_t> messages_;  // by the two ranks
+  std::map<int, AtEnd> on_their_way_;        // by receiver
 };
 
 }  // namespace

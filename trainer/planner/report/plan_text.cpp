@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <iomanip>
 #include <sstream>
@@ -120,6 +121,25 @@ std::string host_table(const ordered_json& host, bool is_target) {
   return text;
 }
 
+// Each rank stands for those that hold the same part of the model.
+std::string pipeline_rows(const ordered_json& pipeline) {
+  std::string text = c10::str("\nranks of the pipeline (", pipeline.at("schedule").get<std::string>(), ", ",
+                              pipeline.at("micro_batches").get<int64_t>(), " micro-batches)\n");
+  for (const ordered_json& rank : pipeline.at("ranks")) {
+    std::string stages;
+    for (const ordered_json& stage : rank.at("stages")) {
+      stages += (stages.empty() ? "" : "; ") + stage.get<std::string>();
+    }
+    std::string figures = c10::str(rank.at("verdict").get<std::string>(), "; ", stages);
+    if (rank.contains("step_seconds")) {
+      const double busy = rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>();
+      figures = c10::str("computes ", std::lround(100 * busy), " % of the step; ", figures);
+    }
+    text += row(2, c10::str("rank ", rank.at("rank").get<int>()), bytes(rank.at("bytes")), figures);
+  }
+  return text;
+}
+
 std::string time_section(const ordered_json& plan) {
   if (plan.contains("time")) return time_text(plan["time"], plan.at("steps").get<int>());
   return "\nno time of a step: the cluster has no times of these CPUs (fsdp plan --calibrate FILE --nproc-per-node N "
@@ -159,7 +179,8 @@ std::string plan_text(const ordered_json& plan) {
   const bool has_device = memory.contains("device");
   return plan_head(plan) + verdict_text(memory) +
          (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
-         host_table(memory.at("host"), !has_device) + time_section(plan) +
+         host_table(memory.at("host"), !has_device) +
+         (plan.contains("pipeline") ? pipeline_rows(plan["pipeline"]) : "") + time_section(plan) +
          (plan.contains("changes") ? change_rows(plan["changes"]) : "");
 }
 

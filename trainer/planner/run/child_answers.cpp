@@ -145,7 +145,7 @@ std::vector<Child*> ready(const Children& children) {
 }  // namespace
 
 std::vector<Answer> answers_of_children(size_t count, size_t at_once, const Work& work,
-                                        const std::function<void()>& answered) {
+                                        const std::function<void(const Answer&)>& answered) {
   std::vector<Answer> answers(count);
   Children children;
   for (size_t next = 0; next < count || !children.empty();) {
@@ -154,10 +154,11 @@ std::vector<Answer> answers_of_children(size_t count, size_t at_once, const Work
     }
     for (Child* child : ready(children)) {
       if (!child->read_part()) continue;
-      answers[child->index()] = child->take();
+      const size_t index = child->index();
+      answers[index] = child->take();
       children.erase(
           std::find_if(children.begin(), children.end(), [&](const auto& other) { return other.get() == child; }));
-      if (answered) answered();
+      if (answered) answered(answers[index]);
     }
   }
   return answers;

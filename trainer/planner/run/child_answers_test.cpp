@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,13 +25,27 @@ using ::testing::IsEmpty;
 TEST(ChildAnswersDeathTest, AnswersAreInOrder) {
   int answered = 0;
   const std::vector<Answer> answers = answers_of_children(
-      7, 3, [](size_t index) { return ordered_json{{"index", index}, {"process", getpid()}}; }, [&] { ++answered; });
+      7, 3, [](size_t index) { return ordered_json{{"index", index}, {"process", getpid()}}; },
+      [&](const Answer& answer) {
+        EXPECT_TRUE(answer.refusal.empty());
+        ++answered;
+      });
   ASSERT_EQ(answers.size(), 7);
   EXPECT_EQ(answered, 7);
   for (size_t i = 0; i < answers.size(); ++i) {
     EXPECT_EQ(answers[i].result["index"], i);
     EXPECT_NE(answers[i].result["process"], getpid());
   }
+}
+
+TEST(ChildAnswersDeathTest, AnErrorOfTheCallerEndsThoseThatRun) {
+  const auto work = [](size_t index) -> ordered_json {
+    if (index > 0) std::this_thread::sleep_for(std::chrono::hours(1));
+    return index;
+  };
+  const auto stop = [](const Answer& answer) { throw std::runtime_error(answer.result.dump()); };
+  EXPECT_THAT([&] { answers_of_children(3, 3, work, stop); }, ::testing::ThrowsMessage<std::runtime_error>("0"));
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // there are no children
 }
 
 TEST(ChildAnswersDeathTest, AFailureIsThatOfItsChildAlone) {

@@ -13,11 +13,14 @@
 #include "launch/rank_processes.h"
 #include "planner/memory/forecast.h"
 #include "planner/pricing/time_forecast.h"
+#include "planner/ranks/replay_of_peers.h"
 #include "planner/report/memory_document.h"
 #include "planner/report/memory_marks.h"
+#include "planner/report/stage_document.h"
 #include "planner/report/time_document.h"
 #include "planner/report/time_trace.h"
 #include "planner/report/units_document.h"
+#include "planner/run/pipeline_plan.h"
 #include "planner/run/planned_run.h"
 
 namespace fsdp::planner {
@@ -75,8 +78,8 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
     throw ConfigError(c10::str("key \"device\" is \"cpu\", but --cluster has ", options.cluster.device->title,
                                ": add --set device=auto, or name a cluster such as ", options.cluster.ranks(), "xcpu"));
   }
-  if (options.rank < 0 || options.rank >= options.cluster.ranks()) {
-    throw ConfigError(c10::str("--rank ", options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
+  if (options.rank.value_or(0) < 0 || options.rank.value_or(0) >= options.cluster.ranks()) {
+    throw ConfigError(c10::str("--rank ", *options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
   }
   if (!options.trace.empty() && !options.cluster.has_times()) {
     throw ConfigError(
@@ -84,10 +87,6 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
                  options.cluster.ranks_per_host, "` measures them, for --cluster FILE"));
   }
   check_measured_types(config, options.cluster);
-  if (config.parallelism.pipeline_degree > 1) {
-    throw ConfigError(c10::str("key \"pipeline_parallel_degree\" is ", config.parallelism.pipeline_degree,
-                               ", but `fsdp plan` does not plan pipelines; accepted: 1"));
-  }
   if (config.model.attention_mask == trainer::AttentionMask::kBlockCausal) {
     throw ConfigError(
         "key \"attn_mask_type\" is \"block_causal\", but `fsdp plan` has no tokens to find documents in; accepted: "
@@ -115,6 +114,19 @@ ordered_json engine_document(const PlannedRun& run) {
   return document;
 }
 
+// The planned rank, among others.
+struct PlannedPlace {
+  int rank = 0;
+  PlannedPeers* peers = nullptr;  // null: without a pipeline
+  bool writes_trace = false;
+
+  bool shows_progress() const { return peers == nullptr || peers->index() == 0; }
+  std::function<ReplayResult(const Replay&)> replay() const {
+    if (peers == nullptr) return run_replay;
+    return [this](const Replay& own) { return replay_with(*peers, own); };
+  }
+};
+
 StepWork step_work(const PlannedRun& run, const Config& config) {
   return {.samples = config.data.train_batch_size * config.steps.gradient_accumulation_steps,
           .data_ranks = run.data_ranks(),
@@ -124,7 +136,7 @@ StepWork step_work(const PlannedRun& run, const Config& config) {
 }
 
 // Also writes the timeline, if one is wanted.
-ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options,
+ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options, const PlannedPlace& place,
                        const MemoryForecast& memory) {
   const std::vector<AllocatorRetry> retries =
       memory.device ? memory.device->replay.retried : std::vector<AllocatorRetry>();
@@ -132,27 +144,39 @@ ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions&
                                           {.stack = options.stack,
                                            .dtype = config.precision.dtype,
                                            .vocabulary = run.vocabulary(),
-                                           .splits_weights = config.parallelism.tensor_degree > 1});
-  if (!options.trace.empty()) {
+                                           .splits_weights = config.parallelism.tensor_degree > 1},
+                                          place.replay());
+  if (!options.trace.empty() && place.writes_trace) {
     const MemoryUse& use = memory.device ? memory.device->use : memory.host.use;
-    write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, use, run.stop_trace()));
+    write_time_trace(options.trace, place.rank, time_trace(run.tape(), time, use, run.stop_trace()));
   }
   return time_document(time, step_work(run, config), options.cluster);
 }
 
-ordered_json plan_here(const Config& config, const PlanOptions& options) {
+ordered_json units_of(const PlannedRun& run) {
+  ordered_json units = ordered_json::array();
+  for (const trainer::ShardedPart& part : run.parts()) {
+    for (ordered_json& unit : units_document(part.sharded->diagnostics().describe_units())) {
+      units.push_back(std::move(unit));
+    }
+  }
+  return units;
+}
+
+ordered_json plan_rank(const Config& config, const PlanOptions& options, const PlannedPlace& place) {
   const Cluster& cluster = options.cluster;
   const auto begin = [&](const std::string& part) {
-    if (options.progress) options.progress(part);
+    if (options.progress && place.shows_progress()) options.progress(part);
   };
   begin("making the model");
-  PlannedRun run(config, {.has_device = cluster.device.has_value(),
-                          .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
-                          .rank = options.rank,
-                          .threads = cluster.host_speed ? cluster.host_speed->threads
-                                                        : trainer::threads_of_rank(cluster.ranks_per_host),
-                          .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
-                          .notes_accesses = options.stack.fusion != Fusion::kNone});
+  PlannedRun run(
+      config,
+      {.has_device = cluster.device.has_value(),
+       .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host, .peers = place.peers},
+       .rank = place.rank,
+       .threads = cluster.host_speed ? cluster.host_speed->threads : trainer::threads_of_rank(cluster.ranks_per_host),
+       .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
+       .notes_accesses = options.stack.fusion != Fusion::kNone});
   if (!options.trace.empty()) run.trace();
   for (int step = 1; step <= kSteps; ++step) {
     begin(c10::str("step ", step, " of ", kSteps));
@@ -164,13 +188,38 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
       {"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
       {"cluster", cluster_document(cluster)},
       {"stack", options.stack.name},
-      {"rank", options.rank},
+      {"rank", place.rank},
       {"steps", kSteps},
-      {"units", units_document(run.sharded().diagnostics().describe_units())},
+      {"units", units_of(run)},
       {"engine", engine_document(run)},
       {"memory", memory_document(memory, run.tape())}};
   add_memory_marks(document["memory"]);
-  if (cluster.has_times()) document["time"] = plan_time(run, config, options, memory);
+  if (cluster.has_times()) document["time"] = plan_time(run, config, options, place, memory);
+  if (run.pipeline() != nullptr) document["stage"] = stage_document(*run.pipeline(), run.parts(), document);
+  return document;
+}
+
+ordered_json plan_here(const Config& config, const PlanOptions& options);
+
+// Only a plan tells which rank of a pipeline needs most memory.
+PlanOptions with_rank_to_trace(const Config& config, PlanOptions options) {
+  const std::string trace = std::exchange(options.trace, {});
+  options.rank = plan_here(config, options).at("rank").get<int>();
+  options.trace = trace;
+  return options;
+}
+
+ordered_json plan_here(const Config& config, const PlanOptions& options) {
+  const auto degree = static_cast<int>(config.parallelism.pipeline_degree);
+  if (degree == 1) return plan_rank(config, options, {.rank = options.rank.value_or(0), .writes_trace = true});
+  if (!options.rank && !options.trace.empty()) return plan_here(config, with_rank_to_trace(config, options));
+  const PipelineRanks ranks{.stages = degree, .of_stage = options.cluster.ranks() / degree, .chosen = options.rank};
+  ordered_json document = plan_pipeline(ranks, [&](int rank, PlannedPeers& peers) {
+    return plan_rank(config, options, {.rank = rank, .peers = &peers, .writes_trace = rank == options.rank});
+  });
+  document["pipeline"] = {{"schedule", config.parallelism.pipeline_schedule},
+                          {"micro_batches", config.steps.gradient_accumulation_steps},
+                          {"ranks", std::move(document["pipeline"])}};
   return document;
 }
 
@@ -202,7 +251,9 @@ std::vector<Answer> plan_all(const std::vector<PlanRequest>& requests, size_t at
     check_against_cluster(requests[index].config, requests[index].options);
     return plan_here(requests[index].config, requests[index].options);
   };
-  return answers_of_children(requests.size(), at_once, plan, answered);
+  return answers_of_children(requests.size(), at_once, plan, [&](const Answer&) {
+    if (answered) answered();
+  });
 }
 
 }  // namespace fsdp::planner

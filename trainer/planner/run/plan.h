@@ -18,8 +18,9 @@ namespace fsdp::planner {
 
 struct PlanOptions {
   Cluster cluster;
-  Stack stack = {};                         // which runs the step
-  int rank = 0;                             // the rank that is run
+  Stack stack = {};  // which runs the step
+  // The rank that is run; none: rank 0, or of a pipeline the one that needs most memory.
+  std::optional<int> rank = {};
   std::optional<int64_t> host_memory = {};  // bytes of one host
   std::string trace = {};                   // where the timeline is written (time_trace.h); empty: nowhere
   // Called in the forked process before each part of the plan, with its name. May be empty.
@@ -28,8 +29,9 @@ struct PlanOptions {
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
 // "model", "cluster", "stack", "rank", "steps", "memory" (memory_document.h) and, if the cluster has times, "time"
-// (time_document.h). Must be called before this process starts threads. Throws a ConfigError as `fsdp train` would, or
-// if the config contradicts the cluster, and a std::runtime_error if the plan fails.
+// (time_document.h). Of a pipeline, also "pipeline": its schedule, and each of its ranks (stage_document.h). Must be
+// called before this process starts threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts
+// the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
 
 // Returns how many plans to make at a time: `jobs`, or if that is 0 one for each processor, but at most 16.

@@ -10,6 +10,8 @@
 #include "config/errors.h"
 #include "config/parallel_degrees.h"
 #include "formats/common/json_text.h"
+#include "loop/make_passes.h"
+#include "loop/step_trace.h"
 #include "models/presets.h"
 #include "models/registry.h"
 #include "planner/device/attention.h"
@@ -18,7 +20,6 @@
 #include "planner/device/planned_memory.h"
 #include "saving/checkpoint_policy.h"
 #include "setup/distinct_parameters.h"
-#include "setup/sharded_parts.h"
 #include "setup/split_model.h"
 
 namespace fsdp::planner {
@@ -93,16 +94,7 @@ HostLinks links_of(const Config& config, const PlanTarget& target) {
 
 PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
     : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
-  const nlohmann::json definition = model_config(config_);
-  model_type_ = definition.at("model_type").get<std::string>();
-  vocabulary_ = definition.value("vocab_size", int64_t{0});
-  model_ = make_model(config_, definition, target);
-  parameters_ = trainer::parameter_count(model_->module());
-  if (config_.parallelism.tensor_degree > 1) trainer::check_can_be_split(config_, *model_);
-  const trainer::GlobalBatch global = global_batch(config_, target);
-  data_ = std::make_unique<DataInRealMemory>(
-      model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
-  sample_work_ = model_->sample_work(data_->batch({0}));
+  open(target);
   if (target.threads > 0) at::set_num_threads(target.threads);
   begin_planning();
   MatmulWorkspaces::get().reset(target.has_device ? target.matmul_workspace : 0);
@@ -110,12 +102,31 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   PlannedMemory::get().set_log(&tape_);
   at::manual_seed(static_cast<uint64_t>(config_.steps.seed));
   shard(target);
-  batches_ = std::make_unique<trainer::TrainBatches>(
-      *data_, trainer::TrainBatches::Options{
-                  .global = global, .rank = groups_.data->rank(), .shuffle = false, .device = device_});
-  passes_ = std::make_unique<trainer::WholePasses>(config_.steps, *model_, *sharded_);
-  run_ = std::make_unique<trainer::TrainingRun>(config_, *passes_, model_->separate_parameters(), *batches_);
+  const trainer::TrainBatches::Options of_rank{
+      .global = global_batch(config_, target), .rank = groups_.data->rank(), .shuffle = false, .device = device_};
+  batches_ = std::make_unique<trainer::TrainBatches>(*inputs_.train, of_rank);
+  passes_ = trainer::make_passes(config_.steps, inputs_, groups_, parts_, parameter_names_);
+  run_ = std::make_unique<trainer::TrainingRun>(config_, *passes_, inputs_.model->separate_parameters(), *batches_);
   step_bounds_.push_back(tape_.entries().size());
+}
+
+// The model still is whole.
+void PlannedRun::open(const PlanTarget& target) {
+  inputs_.model_config = model_config(config_);
+  model_type_ = inputs_.model_config.at("model_type").get<std::string>();
+  vocabulary_ = inputs_.model_config.value("vocab_size", int64_t{0});
+  inputs_.model = make_model(config_, inputs_.model_config, target);
+  const trainer::TrainedModel& model = *inputs_.model;
+  parameters_ = trainer::parameter_count(model.module());
+  parameter_names_ = trainer::parameter_names(model.module());
+  inputs_.pipeline = trainer::pipeline_layout(config_, model);
+  for (int i = 1; inputs_.pipeline && i < inputs_.pipeline->stages_per_rank(); ++i) {
+    inputs_.more_models.push_back(make_model(config_, inputs_.model_config, target));
+  }
+  if (config_.parallelism.tensor_degree > 1) trainer::check_can_be_split(config_, model);
+  const int64_t samples = kGlobalBatches * global_batch(config_, target).samples();
+  inputs_.train = std::make_unique<DataInRealMemory>(model.open_dataset({.text = c10::str("dummy:", samples)}));
+  sample_work_ = model.sample_work(inputs_.train->batch({0}));
 }
 
 PlannedRun::~PlannedRun() {
@@ -127,19 +138,28 @@ void PlannedRun::shard(const PlanTarget& target) {
   RankLayout layout = target.layout;
   layout.links = links_of(config_, target);
   groups_ = trainer::make_rank_groups(config_, make_planned_communicator(tape_, target.rank, layout));
-  sharded_ = fully_shard(model_->module(), trainer::part_options(config_, *model_, groups_, device_));
-  model_->module().train();
+  // Values could come from a checkpoint as well.
+  parts_ = trainer::shard_parts(config_, inputs_, groups_, device_, /*from_checkpoint=*/true);
+  for (torch::nn::Module* module : trainer::modules_of(parts_)) module->train();
 }
 
 void PlannedRun::trace() {
   tape_.note_times();
-  sharded_->tracing().start();
+  for (ShardedModule* part : trainer::sharded_of(parts_)) part->tracing().start();
+}
+
+Trace PlannedRun::stop_trace() { return trainer::stop_tracing(trainer::sharded_of(parts_)); }
+
+int64_t PlannedRun::units() const {
+  int64_t units = 0;
+  for (const trainer::ShardedPart& part : parts_) units += part.sharded->diagnostics().stats().units;
+  return units;
 }
 
 void PlannedRun::step() {
   run_->step();
   step_bounds_.push_back(tape_.entries().size());
-  StepMemory memory{sharded_->diagnostics().memory()};
+  StepMemory memory{trainer::memory_of(parts_)};
   for (MemoryCategory& category : run_->memory()) memory.categories.push_back(std::move(category));
   memory_.push_back(std::move(memory));
 }

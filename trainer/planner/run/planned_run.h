@@ -11,11 +11,11 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/trace.h"
 #include "loop/training_run.h"
-#include "loop/whole_passes.h"
 #include "planner/ranks/planned_communicator.h"
 #include "planner/tape/tape.h"
 #include "setup/rank_groups.h"
-#include "tasks/trained_model.h"
+#include "setup/sharded_parts.h"
+#include "setup/training_inputs.h"
 
 namespace fsdp::planner {
 
@@ -50,27 +50,32 @@ class PlannedRun {
   // Notes what the engine does when, from the next step until stop_trace(). The times are those of the plan itself, and
   // say only between which entries of the tape something lies (Tape::times).
   void trace();
-  Trace stop_trace() { return sharded_->tracing().stop(); }
+  Trace stop_trace();
 
   const Tape& tape() const { return tape_; }
   // The number of entries on the tape before each step, and after the last one.
   const std::vector<size_t>& step_bounds() const { return step_bounds_; }
   // After each step.
   const std::vector<StepMemory>& memory() const { return memory_; }
-  ShardedModule& sharded() { return *sharded_; }
+  // One, or those of the stages that the rank has.
+  const trainer::ShardedParts& parts() const { return parts_; }
+  // Null without a pipeline.
+  const trainer::PipelineLayout* pipeline() const { return inputs_.pipeline ? &*inputs_.pipeline : nullptr; }
   // The model's "model_type" in its config.json.
   const std::string& model_type() const { return model_type_; }
   // "vocab_size" there; 0 if it has none.
   int64_t vocabulary() const { return vocabulary_; }
-  // The elements of all parameters, not sharded.
+  // The elements of all parameters of the whole model, not sharded.
   int64_t parameters() const { return parameters_; }
   // The cost of one sample.
   const trainer::SampleWork& sample_work() const { return sample_work_; }
   // The ranks that take different samples.
   int64_t data_ranks() const { return groups_.data->size(); }
-  int64_t units() const { return sharded_->diagnostics().stats().units; }
+  // The units of the rank's parts.
+  int64_t units() const;
 
  private:
+  void open(const PlanTarget& target);
   void shard(const PlanTarget& target);
 
   trainer::Config config_;
@@ -80,12 +85,12 @@ class PlannedRun {
   int64_t vocabulary_ = 0;
   int64_t parameters_ = 0;
   trainer::SampleWork sample_work_;
+  std::vector<std::string> parameter_names_;  // of the whole model
   trainer::RankGroups groups_;
-  std::unique_ptr<trainer::TrainedModel> model_;
-  std::unique_ptr<trainer::Dataset> data_;
-  std::shared_ptr<ShardedModule> sharded_;
+  trainer::TrainingInputs inputs_;
+  trainer::ShardedParts parts_;
   std::unique_ptr<trainer::TrainBatches> batches_;
-  std::unique_ptr<trainer::WholePasses> passes_;
+  std::unique_ptr<trainer::StepPasses> passes_;
   std::unique_ptr<trainer::TrainingRun> run_;
   std::vector<size_t> step_bounds_;
   std::vector<StepMemory> memory_;

@@ -12,14 +12,19 @@ using trainer::Config;
 
 int64_t size_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-// The ranks that share one copy of the parameters. If ranks split the weights, some weights stay whole on each rank; a
-// lower bound may ignore that.
+// The ranks that divide the model among them. If ranks split the weights, some weights stay whole on each rank, and the
+// stages of a pipeline differ; a lower bound of the largest rank may ignore that.
+int64_t ranks_of_the_model(const Config& config) {
+  return config.parallelism.tensor_degree * config.parallelism.pipeline_degree;
+}
+
+// The ranks that share one copy of the parameters.
 int64_t ranks_of_a_copy(const Config& config, const Cluster& cluster) {
   const trainer::ShardingConfig& sharding = config.sharding;
-  if (sharding.strategy == ShardingStrategy::kNoShard) return config.parallelism.tensor_degree;
+  if (sharding.strategy == ShardingStrategy::kNoShard) return ranks_of_the_model(config);
   if (!is_hybrid(sharding.strategy)) return cluster.ranks();
   const trainer::ParallelDegrees degrees = trainer::parallel_degrees(config, cluster.ranks());
-  return degrees.shard_group.value_or(cluster.ranks_per_host) * degrees.tensor;
+  return degrees.shard_group.value_or(cluster.ranks_per_host) * ranks_of_the_model(config);
 }
 
 struct Shards {
@@ -41,8 +46,8 @@ Shards shards_of(const Config& config, int64_t elements) {
 int64_t gathered_bytes(const Config& config, int64_t ranks, int64_t parameters) {
   const bool zero2 = config.sharding.strategy == ShardingStrategy::kShardGradOp ||
                      config.sharding.strategy == ShardingStrategy::kHybridShardZero2;
-  const int64_t of_rank = parameters / config.parallelism.tensor_degree;
-  return zero2 && ranks > config.parallelism.tensor_degree ? of_rank * size_of(config.precision.dtype) : 0;
+  const int64_t of_rank = parameters / ranks_of_the_model(config);
+  return zero2 && ranks > ranks_of_the_model(config) ? of_rank * size_of(config.precision.dtype) : 0;
 }
 
 }  // namespace

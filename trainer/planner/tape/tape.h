@@ -12,6 +12,7 @@
 #include "planner/device/device_log.h"
 #include "planner/tape/host_path.h"
 #include "planner/tape/kernel_traffic.h"
+#include "planner/tape/meeting.h"
 #include "planner/tape/product_work.h"
 
 namespace fsdp::planner {
@@ -60,6 +61,8 @@ struct TapeCollective {
   bool twin = false;                 // whether through the group's twin
   bool converts = false;             // whether the next kernel of its stream converts the sum, and belongs to it
   HostPath path = HostPath::kGloo;   // of ranks on CPUs
+  int from = -1, to = -1;            // of a message: the two ranks, by their numbers in the whole run
+  Meeting meeting = {};              // with the planned ranks of other stages; messages always have one
 };
 
 // Threads: PlannedMemory::report gives it one report at a time.

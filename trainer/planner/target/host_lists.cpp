@@ -24,10 +24,11 @@ constexpr std::array kProductNames = {"matrices", "convolution", "convolution_ba
                                       "attention_backward"};
 constexpr std::array kPathNames = {"gloo", "memory", "in_place"};
 // Of the collectives that can be measured.
-constexpr std::array kExchangeNames = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_gather_bytes"};
-constexpr std::array kExchangeKinds = {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
-                                       CollectiveKind::kAllReduce, CollectiveKind::kBroadcast,
-                                       CollectiveKind::kGatherBytes};
+constexpr std::array kExchangeNames = {"all_gather", "reduce_scatter",   "all_reduce",
+                                       "broadcast",  "all_gather_bytes", "message"};
+constexpr std::array kExchangeKinds = {CollectiveKind::kAllGather,   CollectiveKind::kReduceScatter,
+                                       CollectiveKind::kAllReduce,   CollectiveKind::kBroadcast,
+                                       CollectiveKind::kGatherBytes, CollectiveKind::kMessage};
 constexpr int64_t kMostRanksOfHost = 1024;
 
 at::ScalarType read_type(ItemReader& item) {
@@ -167,11 +168,12 @@ ClusterKey exchanges_key(const std::string& path) {
   return {.path = path,
           .meaning =
               "Times of collectives by the bytes of their larger tensor, or of all_gather_bytes those of each rank, "
-              "while all "
-              "ranks of the host run them.",
+              "while all ranks of the host run them; of a message, the time in which a rank sends one to another and "
+              "receives one from it (only plans of pipelines need it).",
           .accepted =
-              "a list of objects with collective (all_gather, reduce_scatter, all_reduce, broadcast or "
-              "all_gather_bytes), path (gloo, memory or in_place), ranks, and points [bytes, seconds] that ascend in "
+              "a list of objects with collective (all_gather, reduce_scatter, all_reduce, broadcast, "
+              "all_gather_bytes or message), path (gloo, memory or in_place), ranks, and points [bytes, seconds] that "
+              "ascend in "
               "bytes",
           .needed = true,
           .usual = Provenance::kMeasured,

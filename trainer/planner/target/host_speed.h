@@ -44,7 +44,8 @@ struct TimedProduct {
   bool operator==(const TimedProduct&) const = default;
 };
 
-// The time of a collective by the bytes of its larger tensor, from its issue to the end of the wait.
+// The time of a collective by the bytes of its larger tensor, from its issue to the end of the wait. Of a message: the
+// time in which a rank sends one to another and receives one from it.
 struct ExchangeCurve {
   comm::CollectiveKind kind = comm::CollectiveKind::kAllGather;
   HostPath path = HostPath::kGloo;

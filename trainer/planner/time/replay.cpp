@@ -34,6 +34,12 @@ void check_item(const Replay& replay, size_t index) {
   if (item.kind == ReplayKind::kCollective) {
     require_valid(item.flow >= 0 && static_cast<size_t>(item.flow) < replay.flows.size(), index, "names no flow");
   }
+  if (item.role == MeetingRole::kNone) return;
+  require_valid(item.meeting >= 0 && static_cast<size_t>(item.meeting) < replay.meetings.size(), index,
+                "names no meeting");
+  require_valid(
+      item.kind == ReplayKind::kCollective || (item.kind == ReplayKind::kHostWork && item.role == MeetingRole::kAll),
+      index, "cannot meet other ranks");
 }
 
 void check_flow(const Replay& replay, const ReplayFlow& flow) {
@@ -46,6 +52,23 @@ void check_flow(const Replay& replay, const ReplayFlow& flow) {
   }
   if (!valid) throw std::invalid_argument("a flow of the replay has a negative time, a share of 1 or an unknown link");
 }
+
+// What the ranks know of one another: the items that have been sent, or begun, so far.
+class Meetings {
+ public:
+  explicit Meetings(size_t ranks) : ranks_(ranks) {}
+
+  void come(const std::string& name) { ++come_[name]; }
+  bool is_open(MeetingRole role, const std::string& name) const {
+    const auto found = come_.find(name);
+    const size_t come = found == come_.end() ? 0 : found->second;
+    return role == MeetingRole::kAll ? come == ranks_ : come > 0;
+  }
+
+ private:
+  size_t ranks_;
+  std::unordered_map<std::string, size_t> come_;
+};
 
 // The part of a stream that changes.
 struct StreamProgress {
@@ -62,10 +85,18 @@ struct StreamProgress {
   bool has_head() const { return head < queue.size(); }
 };
 
+// One rank. All ranks are taken from moment to moment together.
 class ReplayRun {
  public:
-  explicit ReplayRun(const Replay& replay);
-  ReplayResult finish();
+  ReplayRun(const Replay& replay, Meetings& meetings);
+
+  // Does all that can happen at this moment. Returns whether anything did.
+  bool take_further();
+  // Returns when the next thing happens; kNever if this rank waits for others, or is finished.
+  double next_moment();
+  void advance_to(double moment);
+  [[nodiscard]] bool is_finished() const;
+  ReplayResult take_result();
 
  private:
   const ReplayItem& item(size_t index) const { return replay_.items[index]; }
@@ -80,15 +111,16 @@ class ReplayRun {
   void begin(StreamProgress& stream);
   void end(StreamProgress& stream);
 
+  void come(const ReplayItem& item) { meetings_.come(replay_.meetings[static_cast<size_t>(item.meeting)]); }
+  bool waits_for_others(const ReplayItem& item) const;
+
   void set_rates();
   double transfer_rate(const ReplayFlow& flow) const;
   double alone(const ReplayFlow& flow) const;
-  double next_moment() const;
   StreamState state(const StreamProgress& stream) const;
-  void advance_to(double moment);
-  [[nodiscard]] bool is_finished() const;
 
   const Replay& replay_;
+  Meetings& meetings_;
   ReplayResult result_;
   double now_ = 0;
   std::vector<bool> done_;
@@ -102,8 +134,9 @@ class ReplayRun {
   std::vector<int> users_;  // flows that move data, by link
 };
 
-ReplayRun::ReplayRun(const Replay& replay)
+ReplayRun::ReplayRun(const Replay& replay, Meetings& meetings)
     : replay_(replay),
+      meetings_(meetings),
       done_(replay.items.size()),
       streams_(static_cast<size_t>(replay.streams)),
       awaited_(replay.items.size(), kNoItem),
@@ -148,6 +181,12 @@ void ReplayRun::issue(size_t index) {
     if (record != latest_record_.end()) awaited_[index] = record->second;
   }
   if (is_on_device(issued.kind)) streams_[static_cast<size_t>(issued.stream)].queue.push_back(index);
+  if (issued.kind == ReplayKind::kHostWork && issued.role == MeetingRole::kAll) come(issued);
+}
+
+bool ReplayRun::waits_for_others(const ReplayItem& item) const {
+  if (item.role != MeetingRole::kReceives && item.role != MeetingRole::kAll) return false;
+  return !meetings_.is_open(item.role, replay_.meetings[static_cast<size_t>(item.meeting)]);
 }
 
 bool ReplayRun::host_waits_for(ReplayKind kind) const {
@@ -161,7 +200,7 @@ bool ReplayRun::host_may_go_on() const {
   if (waiting.kind == ReplayKind::kHostWaitsEvent) {
     return awaited_[host_item_] == kNoItem || done_[awaited_[host_item_]];
   }
-  if (waiting.kind != ReplayKind::kHostWaitsStream) return true;
+  if (waiting.kind == ReplayKind::kHostWork) return !waits_for_others(waiting);
   if (waiting.stream >= 0) return !streams_[static_cast<size_t>(waiting.stream)].has_head();
   return std::none_of(streams_.begin(), streams_.end(), [](const StreamProgress& stream) { return stream.has_head(); });
 }
@@ -173,7 +212,7 @@ bool ReplayRun::take_stream_further(StreamProgress& stream) {
   const ReplayKind kind = item(index).kind;
   if (kind == ReplayKind::kKernel || kind == ReplayKind::kCollective) {
     if (!stream.running) begin(stream);
-    if (stream.latency > 0 || stream.duration > 0) return false;
+    if (stream.latency > 0 || stream.duration > 0 || waits_for_others(item(index))) return false;
   } else if (kind == ReplayKind::kStreamWait && awaited_[index] != kNoItem && !done_[awaited_[index]]) {
     return false;
   }
@@ -190,6 +229,7 @@ void ReplayRun::begin(StreamProgress& stream) {
     const ReplayFlow& flow = replay_.flows[static_cast<size_t>(started.flow)];
     stream.latency = flow.latency;
     stream.duration = alone(flow);
+    if (started.role == MeetingRole::kAll) come(started);
   }
 }
 
@@ -200,6 +240,7 @@ void ReplayRun::end(StreamProgress& stream) {
   done_[index] = true;
   stream.running = false;
   ++stream.head;
+  if (item(index).role == MeetingRole::kSends) come(item(index));
 }
 
 // The time of the data if no other flow uses its links.
@@ -245,11 +286,13 @@ void ReplayRun::set_rates() {
   }
 }
 
-double ReplayRun::next_moment() const {
+double ReplayRun::next_moment() {
+  set_rates();
   double moment = kNever;
   if (host_item_ < replay_.items.size() && !host_waits_) moment = host_ready_;
   for (const StreamProgress& stream : streams_) {
     if (stream.running) {
+      if (stream.latency <= 0 && stream.duration <= 0) continue;  // waits for other ranks
       // The end of the latency changes the parts of the links.
       moment = std::min(moment, now_ + (stream.latency > 0 ? stream.latency : stream.duration / stream.rate));
     } else if (stream.has_head() && visible(head(stream)) > now_) {
@@ -288,28 +331,62 @@ bool ReplayRun::is_finished() const {
          std::none_of(streams_.begin(), streams_.end(), [](const StreamProgress& stream) { return stream.has_head(); });
 }
 
-ReplayResult ReplayRun::finish() {
-  while (true) {
-    bool changed = true;
-    while (changed) {
-      changed = take_host_further();
-      for (StreamProgress& stream : streams_) changed = take_stream_further(stream) || changed;
-    }
-    if (is_finished()) break;
-    set_rates();
-    const double moment = next_moment();
-    if (moment == kNever) throw std::logic_error("the replay waits for something that never happens");
-    advance_to(moment);
-  }
+bool ReplayRun::take_further() {
+  bool changed = take_host_further();
+  for (StreamProgress& stream : streams_) changed = take_stream_further(stream) || changed;
+  return changed;
+}
+
+ReplayResult ReplayRun::take_result() {
   result_.seconds = now_;
   return std::move(result_);
 }
 
+// Ranks are taken further until nothing more happens at this moment: what one does may let another one go on.
+void do_all_of_this_moment(std::vector<ReplayRun>& ranks) {
+  bool changed = true;
+  while (changed) {
+    changed = false;
+    for (ReplayRun& rank : ranks) {
+      while (rank.take_further()) changed = true;
+    }
+  }
+}
+
 }  // namespace
 
-ReplayResult run_replay(const Replay& replay) {
-  if (replay.streams < 0 || replay.launch_delay < 0) throw std::invalid_argument("the replay has a negative size");
-  return ReplayRun(replay).finish();
+std::vector<ReplayResult> run_replays(const std::vector<Replay>& ranks) {
+  Meetings meetings(ranks.size());
+  std::vector<ReplayRun> runs;
+  runs.reserve(ranks.size());
+  for (const Replay& replay : ranks) {
+    if (replay.streams < 0 || replay.launch_delay < 0) throw std::invalid_argument("the replay has a negative size");
+    runs.emplace_back(replay, meetings);
+  }
+  std::vector<ReplayResult> results(ranks.size());
+  std::vector<bool> ended(ranks.size());
+  for (size_t left = runs.size(); left > 0;) {
+    do_all_of_this_moment(runs);
+    double moment = kNever;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (ended[i]) continue;
+      if (!runs[i].is_finished()) {
+        moment = std::min(moment, runs[i].next_moment());
+        continue;
+      }
+      results[i] = runs[i].take_result();
+      ended[i] = true;
+      --left;
+    }
+    if (left == 0) break;
+    if (moment == kNever) throw std::logic_error("the replay waits for something that never happens");
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (!ended[i]) runs[i].advance_to(moment);
+    }
+  }
+  return results;
 }
+
+ReplayResult run_replay(const Replay& replay) { return std::move(run_replays({replay}).front()); }
 
 }  // namespace fsdp::planner

@@ -1,4 +1,4 @@
-// A discrete-event replay of the work of one host thread on the streams of one device.
+// A discrete-event replay of the work of one host thread on the streams of one device, or of several ranks that meet.
 //
 // Where hosts compute, the host thread itself runs kernels and collectives: it goes on when they have ended.
 //
@@ -9,8 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "planner/tape/meeting.h"
 #include "planner/time/stream_use.h"
 
 namespace fsdp::planner {
@@ -34,6 +36,9 @@ struct ReplayItem {
   int flow = -1;        // an index into Replay::flows
   double host = 0;      // of the host thread, before the item is issued or waited for
   double duration = 0;  // of a kernel that nothing slows down
+  // Only of collectives and of the host's work; those of the host are in role kAll.
+  MeetingRole role = MeetingRole::kNone;
+  int meeting = -1;  // an index into Replay::meetings
 };
 
 struct LinkUse {
@@ -54,7 +59,8 @@ struct ReplayFlow {
 struct Replay {
   std::vector<ReplayItem> items;  // in the order in which the host does them
   std::vector<ReplayFlow> flows;
-  std::vector<double> links;  // bytes per second
+  std::vector<double> links;               // bytes per second
+  std::vector<std::string> meetings = {};  // names (Meeting::name)
   int streams = 1;
   bool host_computes = false;
   // From the end of an item's host time until the device can begin it. A guess.
@@ -79,7 +85,12 @@ struct ReplayResult {
   StreamUse use(int stream) const { return use_between(streams.at(static_cast<size_t>(stream)), 0, seconds); }
 };
 
-// Throws std::invalid_argument for indices out of range and for times, bytes or bandwidths that make no sense.
+// Replays ranks that begin at the same time and wait for one another's items. Links are those of each rank. Throws
+// std::invalid_argument for indices out of range and for times, bytes or bandwidths that make no sense, and
+// std::logic_error if a rank waits for a message that none sends, or for ranks that do not come.
+std::vector<ReplayResult> run_replays(const std::vector<Replay>& ranks);
+
+// Replays one rank, which must meet no others.
 ReplayResult run_replay(const Replay& replay);
 
 }  // namespace fsdp::planner

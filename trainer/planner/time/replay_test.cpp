@@ -382,5 +382,100 @@ TEST_P(RandomReplays, OrderIsKept) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomReplays, ::testing::Range(0, 20));
 
+// ---------------------------------------------------------------- ranks that meet
+
+// A rank whose collectives meet those of others by name. Links are not used.
+class Rank : public Script {
+ public:
+  explicit Rank(int streams) : Script(streams) {}
+  size_t meet(int stream, double seconds, MeetingRole role, const std::string& name) {
+    replay.flows.push_back({.latency = seconds});
+    replay.meetings.push_back(name);
+    return add({.kind = ReplayKind::kCollective,
+                .stream = stream,
+                .flow = static_cast<int>(replay.flows.size()) - 1,
+                .role = role,
+                .meeting = static_cast<int>(replay.meetings.size()) - 1});
+  }
+  size_t host_meets(double seconds, const std::string& name) {
+    replay.meetings.push_back(name);
+    return add({.kind = ReplayKind::kHostWork,
+                .host = seconds,
+                .role = MeetingRole::kAll,
+                .meeting = static_cast<int>(replay.meetings.size()) - 1});
+  }
+};
+
+TEST(ReplayOfRanks, AReceiveWaitsForTheMessage) {
+  Rank first(1), second(1);
+  first.kernel(0, 3);
+  first.meet(0, 2, MeetingRole::kSends, "a");
+  const size_t received = second.meet(0, 1, MeetingRole::kReceives, "a");
+  const size_t after = second.kernel(0, 4);
+  const auto results = run_replays({first.replay, second.replay});
+  expect_times(results[1].items[received], 0, 5);
+  expect_times(results[1].items[after], 5, 9);
+  EXPECT_NEAR(results[0].seconds, 5, kTolerance);
+  EXPECT_NEAR(results[1].seconds, 9, kTolerance);
+}
+
+TEST(ReplayOfRanks, AMessageThatIsThereCostsTheReceiversTimeAlone) {
+  Rank first(1), second(1);
+  first.meet(0, 2, MeetingRole::kSends, "a");
+  second.kernel(0, 7);
+  const size_t received = second.meet(0, 1, MeetingRole::kReceives, "a");
+  expect_times(run_replays({first.replay, second.replay})[1].items[received], 7, 8);
+}
+
+TEST(ReplayOfRanks, ACollectiveOfAllEndsAfterTheLastHasBegun) {
+  Rank first(1), second(1), third(1);
+  first.kernel(0, 3);
+  const size_t of_first = first.meet(0, 1, MeetingRole::kAll, "norm");
+  const size_t of_second = second.meet(0, 1, MeetingRole::kAll, "norm");
+  third.kernel(0, 2);
+  third.meet(0, 1, MeetingRole::kAll, "norm");
+  const auto results = run_replays({first.replay, second.replay, third.replay});
+  expect_times(results[0].items[of_first], 3, 4);
+  expect_times(results[1].items[of_second], 0, 3);
+}
+
+TEST(ReplayOfRanks, HostsWaitForOneAnother) {
+  Rank first(1), second(1);
+  first.host_work(5);
+  first.host_meets(1, "facts");
+  second.host_meets(1, "facts");
+  const size_t after = second.kernel(0, 1);
+  const ReplayResult result = run_replays({first.replay, second.replay})[1];
+  expect_times(result.items[after], 6, 7);
+  EXPECT_NEAR(result.host_waiting, 5, kTolerance);
+}
+
+// A pipeline of two stages and three micro-batches, whose stages take as long: the second begins one pass later.
+TEST(ReplayOfRanks, StagesOfAPipelineOverlap) {
+  Rank first(1), second(1);
+  for (const std::string micro_batch : {"0", "1", "2"}) {
+    first.kernel(0, 1);
+    first.meet(0, 0, MeetingRole::kSends, micro_batch);
+    second.meet(0, 0, MeetingRole::kReceives, micro_batch);
+    second.kernel(0, 1);
+  }
+  EXPECT_NEAR(run_replays({first.replay, second.replay})[1].seconds, 4, kTolerance);
+}
+
+TEST(ReplayOfRanks, WhatNeverComesIsAnError) {
+  Rank first(1), second(1);
+  first.kernel(0, 1);
+  second.meet(0, 1, MeetingRole::kReceives, "a");
+  EXPECT_THROW(run_replays({first.replay, second.replay}), std::logic_error);
+  second.replay.items[0].role = MeetingRole::kAll;
+  EXPECT_THROW(run_replays({first.replay, second.replay}), std::logic_error);
+  second.replay.items[0].meeting = 3;
+  EXPECT_THROW(run_replays({second.replay}), std::invalid_argument);
+  Rank third(1);
+  third.add({.kind = ReplayKind::kKernel, .stream = 0, .role = MeetingRole::kSends, .meeting = 0});
+  third.replay.meetings = {"a"};
+  EXPECT_THROW(run_replays({third.replay}), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace fsdp::planner::replay_test

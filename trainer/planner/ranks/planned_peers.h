@@ -1,0 +1,38 @@
+// The planned ranks of a pipeline, one of each stage, which tell one another what their collectives carry.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::planner {
+
+// Each planned rank is a process. It stands for all ranks that hold the same part of the model: they send what it
+// sends. Threads: one at a time.
+class PlannedPeers {
+ public:
+  // `index`: of this process among `count`, in the order of the pipeline. `store`: the same for all of them.
+  PlannedPeers(int index, int count, c10::intrusive_ptr<c10d::Store> store)
+      : index_(index), count_(count), store_(std::move(store)) {}
+
+  int index() const { return index_; }
+  int count() const { return count_; }
+
+  // Returns what each of them says, in their order. All must call this in the same order; waits for them.
+  std::vector<std::string> gather(const std::string& own);
+
+  // Leaves bytes under a name that is used once, and waits for those that one of them leaves.
+  void post(const std::string& name, const std::string& bytes);
+  std::string take(const std::string& name);
+
+ private:
+  int index_;
+  int count_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int64_t gathers_ = 0;
+};
+
+}  // namespace fsdp::planner

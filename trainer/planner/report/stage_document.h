@@ -1,0 +1,17 @@
+// A rank of a planned pipeline, beside the others, as JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "setup/pipeline_layout.h"
+#include "setup/sharded_parts.h"
+
+namespace fsdp::planner {
+
+// `plan`: the document of the rank's plan. Returns "rank", "stages" (the text of each of its parts of the model),
+// "parameters" (elements of its parts, not sharded), "verdict", "bytes" (of the device, or of all ranks of a host like
+// this one) and, if the plan has times, "compute_seconds" and "step_seconds" of the last step.
+nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, const trainer::ShardedParts& parts,
+                                      const nlohmann::ordered_json& plan);
+
+}  // namespace fsdp::planner
