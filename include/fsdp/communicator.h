@@ -130,8 +130,9 @@ class Communicator {
   // destruction of its Work waits for the receiver, so a sender need not wait at all: the message arrives all the same,
   // unless the group is destroyed before. (Over Gloo, its destruction waits up to ten seconds for receivers.)
   // `tensor` is kept alive until then, and must not be written before. After wait() it may be written; wait() returns
-  // when the message has left this rank's memory, over Gloo when the receiver has it. Over NCCL the stream, not the
-  // host, waits for the receiver.
+  // when the message has left this rank's memory, over Gloo when the receiver has it. Over NCCL the current stream, not
+  // the host, waits until the receiver takes it, so streams of two ranks must not both send first. Messages in host
+  // memory travel between the hosts there, and no stream waits for them.
   virtual std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) = 0;
 
   // Receives a message of rank `from` into `output`. If the sender's message differs, wait() throws an error that names

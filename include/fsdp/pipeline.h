@@ -27,8 +27,8 @@
 //
 // Memory. A stage whose units stay gathered after forward (SHARD_GRAD_OP, as the paper advises) gathers them once in a
 // step, and holds its parameters and the sum of their gradients unsharded meanwhile. With FULL_SHARD, each pass gathers
-// anew. Of each micro-batch in flight a stage keeps its graph and its inputs; its outputs' memory goes as soon as the
-// next stage has them.
+// anew. Of each micro-batch in flight a stage keeps its graph and its inputs. The memory of what it sends is freed as
+// soon as the other stage has it; on a device with streams, that of the last four tensors in each direction is kept.
 #pragma once
 
 #include <ATen/core/Tensor.h>

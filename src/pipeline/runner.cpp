@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/device_stream.h"
 #include "comm/checked/checked_communicator.h"
 #include "comm/checked/collective_monitor.h"
 #include "engine/engine.h"
@@ -82,18 +83,14 @@ void Pipeline::Runner::end_gradients() {
   if (adds_up) tied_.add_up();
 }
 
-// Goes stage by stage, so that the ranks work at the same time, whatever the order of training.
+// The forward passes and their messages keep the order of the schedule, in which no rank waits for ever.
 Pipeline::Runner::Outputs Pipeline::Runner::evaluate() {
   const at::NoGradGuard no_grad;
   begin({});
-  for (auto& [index, stage] : stages_) {
-    for (int micro_batch = 0; micro_batch < schedule_.micro_batches; ++micro_batch) {
-      carry_out({index, Kind::kForward, micro_batch}, [&, index = index, &stage = stage] {
-        if (links_.receives_inputs(index)) links_.expect_inputs(index, micro_batch, stage.device());
-        forward(stage, micro_batch);
-        if (links_.sends_outputs(index)) links_.send_outputs(index, micro_batch);
-      });
-    }
+  for (const PipelineAction& action : schedule_.of_rank[static_cast<size_t>(mesh_.rank("pp"))]) {
+    const bool is_forward =
+        action.kind == Kind::kForward || action.kind == Kind::kSendForward || action.kind == Kind::kReceiveForward;
+    if (is_forward) carry_out(action, [&] { perform(action, /*then_sends=*/false); });
   }
   return take_results();
 }
@@ -152,7 +149,7 @@ void Pipeline::Runner::perform(const PipelineAction& action, bool then_sends) {
     case Kind::kSendBackward:
       return links_.send_gradients(action.stage, *action.micro_batch);
     case Kind::kReceiveForward:
-      return links_.expect_inputs(action.stage, *action.micro_batch, stage.device());
+      return expect_inputs(stage, *action.micro_batch);
     case Kind::kReceiveBackward:
       return links_.expect_gradients(action.stage, *action.micro_batch, stage.empty_gradients(*action.micro_batch));
     case Kind::kUnshard:
@@ -164,6 +161,19 @@ void Pipeline::Runner::perform(const PipelineAction& action, bool then_sends) {
     case Kind::kReduceGradients:
       if (backward_.is_last_backward) stage.sharded().wait_for_gradients();
   }
+}
+
+// Where the device computes, the host waits for the sizes.
+void Pipeline::Runner::expect_inputs(Stage& stage, int micro_batch) {
+  const auto expect = [&] {
+    links_.expect_inputs(stage.index(), micro_batch, stage.device());
+    return true;
+  };
+  if (!base::has_streams(stage.device())) {
+    expect();
+    return;
+  }
+  pipeline::traced_wait(stage, c10::str("the sizes of micro-batch ", micro_batch), Pass::kForward, expect);
 }
 
 void Pipeline::Runner::forward(Stage& stage, int micro_batch) {

@@ -41,6 +41,7 @@ class Pipeline::Runner {
   void carry_out(const PipelineAction& action, const std::function<void()>& body);
   void give_up(const std::string& reason);
   void perform(const PipelineAction& action, bool then_sends);
+  void expect_inputs(Stage& stage, int micro_batch);
   void forward(Stage& stage, int micro_batch);
   // Backward, or its part for the gradients of the inputs. `then_sends`: whether these are to be sent next.
   void backward(Stage& stage, const PipelineAction& action, bool then_sends);

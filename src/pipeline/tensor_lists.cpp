@@ -34,92 +34,95 @@ at::Tensor describe(const std::vector<at::Tensor>& tensors, const CollectiveId& 
               kNumbers, " fit");
   at::Tensor row = at::zeros({kNumbers}, at::kLong);
   std::copy(numbers.begin(), numbers.end(), row.mutable_data_ptr<int64_t>());
-  return row.to(tensors.front().device());
+  return row;
 }
 
 }  // namespace
 
-TensorLists::TensorLists(std::shared_ptr<Communicator> group) : group_(std::move(group)), twin_(group_->twin()) {}
+TensorLists::TensorLists(std::shared_ptr<Communicator> group) : group_(group), twin_(group->twin()) {}
+
+template <typename Tensor>
+std::vector<Tensor> TensorLists::Arriving<Tensor>::take() {
+  for (const auto& work : works) work->wait();
+  return std::move(tensors);
+}
 
 // ---------------------------------------------------------------- activations
 
 void TensorLists::send_activations(const std::vector<at::Tensor>& tensors, int to, const CollectiveId& id) {
-  group_->send(describe(tensors, id), to, id_of_description(id));
+  group_.group()->send(describe(tensors, id), to, id_of_description(id));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    twin_->send(tensors[i].detach().contiguous(), to, id_of_tensor(id, i, tensors.size()));
+    twin_.send(tensors[i].detach().contiguous(), to, id_of_tensor(id, i, tensors.size()));
   }
 }
 
 void TensorLists::expect_activations(const Key& key, int from, const CollectiveId& id, c10::Device device) {
-  const at::Tensor description = at::zeros({kNumbers}, at::TensorOptions(at::kLong).device(device));
-  auto described = group_->recv(description, from, id_of_description(id));
+  const at::Tensor description = at::zeros({kNumbers}, at::kLong);
+  auto described = group_.group()->recv(description, from, id_of_description(id));
   expected_[from].push_back({key, id, device, description, std::move(described)});
   senders_[key] = from;
+  if (base::has_streams(device)) receive_next(from);
 }
 
 // Receives all lists that the sender has sent before, too.
 std::vector<ReceivedTensor> TensorLists::take_activations(const Key& key) {
   const auto sender = senders_.find(key);
   TORCH_CHECK(sender != senders_.end(), "stage ", key.first, " has no inputs of micro-batch ", key.second);
-  std::deque<Expected>& expected = expected_[sender->second];
-  while (arrived_.count(key) == 0) {
-    arrived_[expected.front().key] = receive(expected.front(), sender->second);
-    expected.pop_front();
-  }
+  while (activations_.count(key) == 0) receive_next(sender->second);
   senders_.erase(sender);
-  return std::move(arrived_.extract(key).mapped());
+  return activations_.extract(key).mapped().take();
 }
 
-std::vector<ReceivedTensor> TensorLists::receive(Expected& expected, int from) {
+void TensorLists::receive_next(int from) {
+  std::deque<Expected>& of_sender = expected_[from];
+  const Expected expected = std::move(of_sender.front());
+  of_sender.pop_front();
   expected.described->wait();
-  const at::Tensor numbers = expected.description.cpu();
-  const auto* next = numbers.const_data_ptr<int64_t>();
-  std::vector<ReceivedTensor> list(static_cast<size_t>(*next++));
-  std::vector<std::unique_ptr<Work>> works;
-  for (size_t i = 0; i < list.size(); ++i) {
+  const auto* next = expected.description.const_data_ptr<int64_t>();
+  Arriving<ReceivedTensor>& list = activations_[expected.key];
+  list.tensors.resize(static_cast<size_t>(*next++));
+  for (size_t i = 0; i < list.tensors.size(); ++i) {
     const auto dtype = static_cast<at::ScalarType>(*next++);
-    list[i].wants_gradient = *next++ != 0;
+    ReceivedTensor& received = list.tensors[i];
+    received.wants_gradient = *next++ != 0;
     const int64_t dim = *next++;
-    list[i].tensor =
+    received.tensor =
         at::empty(at::IntArrayRef(next, static_cast<size_t>(dim)), at::TensorOptions(dtype).device(expected.device));
     next += dim;
-    works.push_back(twin_->recv(list[i].tensor, from, id_of_tensor(expected.id, i, list.size())));
+    list.works.push_back(twin_.recv(received.tensor, from, id_of_tensor(expected.id, i, list.tensors.size())));
   }
-  for (const auto& work : works) work->wait();
-  return list;
 }
 
 // ---------------------------------------------------------------- gradients
 
 void TensorLists::send_gradients(const std::vector<at::Tensor>& gradients, int to, const CollectiveId& id) {
   for (size_t i = 0; i < gradients.size(); ++i) {
-    group_->send(gradients[i].detach().contiguous(), to, id_of_tensor(id, i, gradients.size()));
+    group_.send(gradients[i].detach().contiguous(), to, id_of_tensor(id, i, gradients.size()));
   }
 }
 
 void TensorLists::expect_gradients(const Key& key, std::vector<at::Tensor> gradients, int from,
                                    const CollectiveId& id) {
-  Gradients expected{std::move(gradients), {}};
-  for (size_t i = 0; i < expected.tensors.size(); ++i) {
-    expected.works.push_back(group_->recv(expected.tensors[i], from, id_of_tensor(id, i, expected.tensors.size())));
+  Arriving<at::Tensor> arriving{std::move(gradients), {}};
+  for (size_t i = 0; i < arriving.tensors.size(); ++i) {
+    arriving.works.push_back(group_.recv(arriving.tensors[i], from, id_of_tensor(id, i, arriving.tensors.size())));
   }
-  gradients_[key] = std::move(expected);
+  gradients_[key] = std::move(arriving);
 }
 
 std::vector<at::Tensor> TensorLists::take_gradients(const Key& key) {
-  const auto found = gradients_.find(key);
-  TORCH_CHECK(found != gradients_.end(), "stage ", key.first, " has no gradients of micro-batch ", key.second);
-  for (const auto& work : found->second.works) work->wait();
-  std::vector<at::Tensor> gradients = std::move(found->second.tensors);
-  gradients_.erase(found);
-  return gradients;
+  auto found = gradients_.extract(key);
+  TORCH_CHECK(!found.empty(), "stage ", key.first, " has no gradients of micro-batch ", key.second);
+  return found.mapped().take();
 }
 
 void TensorLists::clear() {
   expected_.clear();
   senders_.clear();
-  arrived_.clear();
+  activations_.clear();
   gradients_.clear();
+  group_.clear();
+  twin_.clear();
 }
 
 }  // namespace fsdp::pipeline

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/communicator.h"
+#include "pipeline/message_stream.h"
 
 namespace fsdp::pipeline {
 
@@ -22,9 +23,11 @@ struct ReceivedTensor {
 };
 
 // [Note: messages without agreed sizes]
-// A message with sizes and dtypes goes ahead of activations, so micro-batches may differ in length, and evaluation from
-// training, without the ranks having to agree on anything before. The tensors can be received only when it is there.
-// So they travel in the twin of the group: in each of the two, receives stand in the order of the sends.
+// A message with sizes and dtypes goes ahead of activations, from host to host, so micro-batches may differ in length,
+// and evaluation from training, without the ranks having to agree on anything before. The tensors can be received only
+// when it is there. So they travel in the twin of the group: in each of the two, receives stand in the order of the
+// sends. Where the device computes beside the host, the host waits for the sizes at once, and the receive begins; a
+// rank that computes itself waits for them only when it needs the tensors.
 //
 // Threads: one at a time.
 class TensorLists {
@@ -32,7 +35,7 @@ class TensorLists {
   // Collective, for the twin.
   explicit TensorLists(std::shared_ptr<Communicator> group);
 
-  // Never waits. The tensors must not be written afterwards.
+  // The host never waits. The tensors must not be written afterwards.
   void send_activations(const std::vector<at::Tensor>& tensors, int to, const CollectiveId& id);
   // Begins to receive a list that was sent by send_activations. `key`: names the list for take_activations. `device`:
   // of the tensors.
@@ -46,7 +49,7 @@ class TensorLists {
   void expect_gradients(const Key& key, std::vector<at::Tensor> gradients, int from, const CollectiveId& id);
   std::vector<at::Tensor> take_gradients(const Key& key);
 
-  // Clears all that is expected, after an error.
+  // Clears all that is expected, after an error, and releases the tensors that were sent.
   void clear();
 
  private:
@@ -57,18 +60,22 @@ class TensorLists {
     at::Tensor description;
     std::unique_ptr<Work> described;
   };
-  struct Gradients {
-    std::vector<at::Tensor> tensors;
+  // Tensors whose receives have begun.
+  template <typename Tensor>
+  struct Arriving {
+    std::vector<Tensor> tensors;
     std::vector<std::unique_ptr<Work>> works;
+    std::vector<Tensor> take();
   };
-  std::vector<ReceivedTensor> receive(Expected& expected, int from);
+  // Waits for the sizes of the next list of this sender.
+  void receive_next(int from);
 
-  const std::shared_ptr<Communicator> group_;     // descriptions and gradients
-  const std::shared_ptr<Communicator> twin_;      // activations
+  MessageStream group_;                           // descriptions and gradients
+  MessageStream twin_;                            // activations
   std::map<int, std::deque<Expected>> expected_;  // by sender, in the order of the sends
   std::map<Key, int> senders_;
-  std::map<Key, std::vector<ReceivedTensor>> arrived_;  // before they were asked for
-  std::map<Key, Gradients> gradients_;
+  std::map<Key, Arriving<ReceivedTensor>> activations_;
+  std::map<Key, Arriving<at::Tensor>> gradients_;
 };
 
 }  // namespace fsdp::pipeline

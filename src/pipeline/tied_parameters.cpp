@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/device_stream.h"
+
 namespace fsdp::pipeline {
 namespace {
 
@@ -123,8 +125,12 @@ at::Tensor TiedParameters::of_other(const Tie& tie, int side) {
   // The message may still be on its way when the sum replaces the gradient.
   const at::Tensor own = gradient_of(tie.leaves[side]).clone();
   at::Tensor other = at::empty_like(own);
-  group_->send(own, tie.ranks[1 - side], id);
+  const auto send = [&] { group_->send(own, tie.ranks[1 - side], id); };
+  // The streams of two ranks that both send first would wait for each other.
+  const bool sends_first = side == 0 || !base::has_streams(own.device());
+  if (sends_first) send();
   group_->recv(other, tie.ranks[1 - side], id)->wait();
+  if (!sends_first) send();
   return other;
 }
 

@@ -5,7 +5,9 @@
 
 #include "fsdp/fully_shard.h"
 #include "pipeline/testing/stages.h"
+#include "support/devices/test_device.h"
 #include "support/faults/error_of.h"
+#include "support/ranks/nccl_ranks.h"
 #include "support/ranks/thread_ranks.h"
 
 namespace fsdp::pipeline::tied_parameters_test {
@@ -45,7 +47,7 @@ struct Tied : torch::nn::Module {
            micro_batches;
   }
   static at::Tensor tokens(int step, int micro_batch) {
-    return (torch::arange(5) * (step + 2) + 3 * micro_batch).remainder(kTokens);
+    return (torch::arange(5) * (step + 2) + 3 * micro_batch).remainder(kTokens).to(testing::test_device());
   }
   std::shared_ptr<Blocks> blocks;
   torch::nn::Embedding table{nullptr};
@@ -76,46 +78,60 @@ TiedTraining train_tied_alone(int micro_batches, bool clears) {
   return result;
 }
 
+constexpr int kMicroBatches = 4;
+
+// Trains the two stages, and compares.
+void expect_trains_as(const TiedTraining& alone, const Ranks& world, bool clears) {
+  DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
+  const bool first = mesh.rank("pp") == 0;
+  Tied model(first ? 0 : 5, first ? 5 : kBlocks, first, !first);
+  model.to(testing::test_device());
+  auto options = options_of(mesh.data_parallel(), kShardGradOp);
+  options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl, torch::nn::EmbeddingImpl>();
+  auto sharded = fully_shard(model, options);
+  int step = 0;
+  const StageForward forward = [&](const std::vector<at::Tensor>& inputs, int i) -> std::vector<at::Tensor> {
+    if (first) return {model.blocks->forward(model.embed(step, i))};
+    return {model.loss(inputs.at(0), step, i, kMicroBatches)};
+  };
+  Pipeline pipeline(mesh, make_pipeline_schedule("1F1B", 2, 1, kMicroBatches), {{mesh.rank("pp"), sharded, forward}},
+                    {.tied_parameters = {"table.weight"}});
+  torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.2));
+  std::vector<double> losses, norms;
+  for (; step < kSteps; ++step) {
+    if (clears) sharded->zero_grad();
+    for (const auto& outputs : pipeline.step()) losses.push_back(outputs.front().item<double>());
+    norms.push_back(pipeline.clip_grad_norm_(0.5).item<double>());
+    optimizer.step();
+  }
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], alone.training.losses[i], 2e-6);
+  for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], alone.norms[i], 1e-5 * alone.norms[i]);
+  Weights weights;
+  add_weights(*sharded, weights);
+  for (const auto& [name, weight] : weights) {
+    EXPECT_TRUE(torch::allclose(weight, alone.training.weights.at(name), 1e-4, 2e-5)) << name;
+  }
+  const at::Tensor table = weights.at("table.weight").contiguous();
+  const std::string bytes(static_cast<const char*>(table.const_data_ptr()), table.nbytes());
+  EXPECT_THAT(world->all_gather_bytes(bytes, {"tables", 0, Pass::kUser}), Each(bytes));
+}
+
 TEST(TiedParameters, TrainAsInOneProcessAndStayEqual) {
-  constexpr int kMicroBatches = 4;
   for (const bool clears : {true, false}) {
     const TiedTraining alone = train_tied_alone(kMicroBatches, clears);
     for (const int data_parallel : {1, 2, 3}) {
-      run_ranks(2 * data_parallel, [&](Ranks world) {
-        DeviceMesh mesh = DeviceMesh::make(world, {{"pp", 2}, {"dp_shard", -1}});
-        const bool first = mesh.rank("pp") == 0;
-        Tied model(first ? 0 : 5, first ? 5 : kBlocks, first, !first);
-        auto options = options_of(mesh.data_parallel(), kShardGradOp);
-        options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl, torch::nn::EmbeddingImpl>();
-        auto sharded = fully_shard(model, options);
-        int step = 0;
-        const StageForward forward = [&](const std::vector<at::Tensor>& inputs, int i) -> std::vector<at::Tensor> {
-          if (first) return {model.blocks->forward(model.embed(step, i))};
-          return {model.loss(inputs.at(0), step, i, kMicroBatches)};
-        };
-        Pipeline pipeline(mesh, make_pipeline_schedule("1F1B", 2, 1, kMicroBatches),
-                          {{mesh.rank("pp"), sharded, forward}}, {.tied_parameters = {"table.weight"}});
-        torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.2));
-        std::vector<double> losses, norms;
-        for (; step < kSteps; ++step) {
-          if (clears) sharded->zero_grad();
-          for (const auto& outputs : pipeline.step()) losses.push_back(outputs.front().item<double>());
-          norms.push_back(pipeline.clip_grad_norm_(0.5).item<double>());
-          optimizer.step();
-        }
-        for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], alone.training.losses[i], 2e-6);
-        for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], alone.norms[i], 1e-5 * alone.norms[i]);
-        Weights weights;
-        add_weights(*sharded, weights);
-        for (const auto& [name, weight] : weights) {
-          EXPECT_TRUE(torch::allclose(weight, alone.training.weights.at(name), 1e-4, 2e-5)) << name;
-        }
-        const at::Tensor table = weights.at("table.weight").contiguous();
-        const std::string bytes(static_cast<const char*>(table.const_data_ptr()), table.nbytes());
-        EXPECT_THAT(world->all_gather_bytes(bytes, {"tables", 0, Pass::kUser}), Each(bytes));
-      });
+      run_ranks(2 * data_parallel, [&](const Ranks& world) { expect_trains_as(alone, world, clears); });
     }
   }
+}
+
+// Over NCCL, the streams of two ranks that both sent first would wait for each other.
+TEST(TiedParameters, TrainOnDevicesWithStreams) {
+  if (!comm::nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
+  testing::fresh_fake_nccl();
+  const TiedTraining alone = train_tied_alone(kMicroBatches, true);
+  const testing::DeviceKindGuard simulated(testing::DeviceKind::kSimulated);
+  testing::run_nccl_ranks_on_own_devices(4, [&](const Ranks& world) { expect_trains_as(alone, world, true); });
 }
 
 TEST(TiedParameters, ThatDifferAreNamed) {

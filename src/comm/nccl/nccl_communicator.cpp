@@ -165,6 +165,8 @@ class NcclCommunicator final : public Communicator {
   template <typename Enqueue>
   std::unique_ptr<Work> issue_message(const CollectiveId& id, int peer, std::unique_ptr<Work> comparison,
                                       Enqueue enqueue);
+  // Whether a message of this tensor does not concern the device.
+  bool is_between_hosts(const at::Tensor& tensor) const { return tensor.is_cpu() && !group().setup().device.is_cpu(); }
   bool compares() const { return group().setup().options.compare_every_collective; }
 
   std::shared_ptr<NcclContext> context_;
@@ -356,6 +358,11 @@ std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, in
 
 std::unique_ptr<Work> NcclCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
   check_message(tensor, to, rank(), size(), "send", id);
+  if (is_between_hosts(tensor)) {
+    group().check({"message", id});
+    sent_.add(to, tensor.nbytes());
+    return context_->host->send(std::move(tensor), to, id);
+  }
   check_place(tensor, {"message", id});
   group().check({"message", id});
   sent_.add(to, tensor.nbytes());
@@ -371,6 +378,10 @@ std::unique_ptr<Work> NcclCommunicator::send(at::Tensor tensor, int to, const Co
 
 std::unique_ptr<Work> NcclCommunicator::recv(at::Tensor output, int from, const CollectiveId& id) {
   check_message(output, from, rank(), size(), "receive", id);
+  if (is_between_hosts(output)) {
+    group().check({"message", id});
+    return context_->host->recv(std::move(output), from, id);
+  }
   check_place(output, {"message", id});
   group().check({"message", id});
   auto comparison =

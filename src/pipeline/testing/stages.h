@@ -15,6 +15,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
 #include "fsdp/pipeline.h"
+#include "support/devices/test_device.h"
 
 namespace fsdp::testing {
 
@@ -68,7 +69,8 @@ inline torch::optim::AdamW make_optimizer(std::vector<at::Tensor> parameters) {
 }
 
 inline void add_weights(ShardedModule& sharded, Weights& weights) {
-  sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { weights[fqn] = full.clone(); });
+  sharded.for_each_full_parameter(
+      [&](const std::string& fqn, const at::Tensor& full) { weights[fqn] = full.cpu().clone(); });
 }
 
 // The options of a test for ranks of this mesh, with a unit for each block.
@@ -147,6 +149,7 @@ class StagesOfRank {
       if (schedule.rank_of_stage[static_cast<size_t>(index)] != mesh_.rank("pp")) continue;
       auto blocks =
           std::make_shared<Blocks>(kBlocks * index / schedule.stages(), kBlocks * (index + 1) / schedule.stages());
+      blocks->to(test_device());
       auto sharded = fully_shard(*blocks, options_of(data, sharding));
       stages.push_back({index, sharded, [this, blocks, index](const auto& inputs, int micro_batch) {
                           return forward(*blocks, index, inputs, micro_batch);
@@ -185,8 +188,8 @@ class StagesOfRank {
  private:
   std::vector<at::Tensor> forward(Blocks& blocks, int index, const std::vector<at::Tensor>& inputs, int micro_batch) {
     const bool is_first = index == 0, is_last = index == num_stages_ - 1;
-    const at::Tensor hidden =
-        blocks.forward(is_first ? samples(step_, micro_batch, mesh_.rank("dp_shard")).to(at::kFloat) : inputs.at(0));
+    const at::Tensor hidden = blocks.forward(
+        is_first ? samples(step_, micro_batch, mesh_.rank("dp_shard")).to(test_device(), at::kFloat) : inputs.at(0));
     if (!is_last) return {hidden};
     const at::Tensor loss = loss_of(hidden, micro_batches_);
     return {scaler_ ? scaler_->scale(loss) : loss, loss};
