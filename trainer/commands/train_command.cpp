@@ -71,7 +71,7 @@ void check_for_ranks(const Config& config, const TrainCommand& command, int rank
   const TrainingInputs inputs = open_training_inputs(config, ranks);
   check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
   if (const auto plan = plan_of(command)) {
-    check_plan_is_of(*plan, ranks, choice.device, parameter_count(inputs.model->module()));
+    check_plan_is_of(*plan, config, ranks, choice.device, parameter_count(inputs.model->module()));
   }
   choose_start(config);
 }

@@ -31,7 +31,10 @@ PlannedFigures figures_of(const json& plan) {
   planned.bytes = planned.on_cpus
                       ? memory.at("host").at("per_host").get<int64_t>() / cluster.at("ranks_per_host").get<int64_t>()
                       : memory.at("device").at("allocated").get<int64_t>();
-  if (plan.contains("pipeline")) planned.rank_of_pipeline = plan.at("rank").get<int64_t>();
+  if (plan.contains("pipeline")) {
+    planned.pipeline_degree = static_cast<int64_t>(plan["pipeline"].at("ranks").size());
+    planned.rank_of_pipeline = plan.at("rank").get<int64_t>();
+  }
   if (plan.contains("time")) planned.step_seconds = plan["time"].at("step_seconds").get<double>();
   return planned;
 }
@@ -73,7 +76,8 @@ PlannedFigures read_planned_figures(const std::string& file) {
   }
 }
 
-void check_plan_is_of(const PlannedFigures& planned, int64_t ranks, c10::Device device, int64_t parameters) {
+void check_plan_is_of(const PlannedFigures& planned, const Config& config, int64_t ranks, c10::Device device,
+                      int64_t parameters) {
   const auto refuse = [&](const std::string& plan, const std::string& run) {
     throw ConfigError(c10::str("--plan ", planned.file, ": the plan is of ", plan, ", but this run has ", run,
                                "; plan this run, or leave out --plan"));
@@ -81,6 +85,10 @@ void check_plan_is_of(const PlannedFigures& planned, int64_t ranks, c10::Device 
   if (planned.ranks != ranks) refuse(c10::str(planned.ranks, " ranks"), std::to_string(ranks));
   if (planned.on_cpus != device.is_cpu()) {
     refuse(planned.on_cpus ? "ranks on CPUs" : "ranks with GPUs", device.is_cpu() ? "CPUs" : "GPUs");
+  }
+  const int64_t degree = config.parallelism.pipeline_degree;
+  if (planned.pipeline_degree != degree) {
+    refuse(c10::str("a model in ", planned.pipeline_degree, " part(s) of a pipeline"), std::to_string(degree));
   }
   if (planned.rank_of_pipeline > 0) {
     throw ConfigError(c10::str("--plan ", planned.file, ": the plan is of rank ", planned.rank_of_pipeline,

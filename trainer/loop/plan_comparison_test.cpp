@@ -56,18 +56,22 @@ TEST(PlanComparison, ReadsPlansOfCpusAndOfDevices) {
 TEST(PlanComparison, OtherFilesAndOtherRunsAreRefused) {
   EXPECT_THAT(refusal([] { figures(nlohmann::json::object()); }), HasSubstr("plan.json: is not a plan"));
   const PlannedFigures planned = figures(small_plan());
-  EXPECT_EQ(refusal([&] { check_plan_is_of(planned, 4, c10::kCPU, 10); }), "");
-  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, 2, c10::kCPU, 10); }),
+  Config config;
+  EXPECT_EQ(refusal([&] { check_plan_is_of(planned, config, 4, c10::kCPU, 10); }), "");
+  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, config, 2, c10::kCPU, 10); }),
               HasSubstr("of 4 ranks, but this run has 2"));
-  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, 4, c10::kCUDA, 10); }),
+  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, config, 4, c10::kCUDA, 10); }),
               HasSubstr("on CPUs, but this run has GPUs"));
-  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, 4, c10::kCPU, 11); }), HasSubstr("10 parameters"));
+  EXPECT_THAT(refusal([&] { check_plan_is_of(planned, config, 4, c10::kCPU, 11); }), HasSubstr("10 parameters"));
   nlohmann::json of_pipeline = small_plan();
-  of_pipeline.update({{"rank", 2}, {"pipeline", nlohmann::json::object()}});
-  EXPECT_THAT(refusal([&] { check_plan_is_of(figures(of_pipeline), 4, c10::kCPU, 10); }),
+  of_pipeline.update({{"rank", 2}, {"pipeline", {{"ranks", {0, 2}}}}});
+  EXPECT_THAT(refusal([&] { check_plan_is_of(figures(of_pipeline), config, 4, c10::kCPU, 10); }),
+              HasSubstr("in 2 part(s) of a pipeline, but this run has 1"));
+  config.parallelism.pipeline_degree = 2;
+  EXPECT_THAT(refusal([&] { check_plan_is_of(figures(of_pipeline), config, 4, c10::kCPU, 10); }),
               HasSubstr("plan this run with --rank 0"));
   of_pipeline["rank"] = 0;
-  EXPECT_EQ(refusal([&] { check_plan_is_of(figures(of_pipeline), 4, c10::kCPU, 10); }), "");
+  EXPECT_EQ(refusal([&] { check_plan_is_of(figures(of_pipeline), config, 4, c10::kCPU, 10); }), "");
 }
 
 TEST(PlanComparison, TheTableHasTheCategoriesThatBothHave) {

@@ -12,7 +12,7 @@
 
 namespace fsdp::trainer {
 
-// Ends the recording of all parts, and returns what was recorded.
+// Ends the recording of all parts, and returns their traces in one.
 Trace stop_tracing(const std::vector<ShardedModule*>& parts);
 
 // All functions are collective.

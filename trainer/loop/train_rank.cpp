@@ -266,7 +266,8 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
   check_memory(config, inputs.model->module(), *inputs.train,
                {environment.local_world_size, environment.world_size, choice.device});
   if (request.plan) {
-    check_plan_is_of(*request.plan, environment.world_size, choice.device, parameter_count(inputs.model->module()));
+    check_plan_is_of(*request.plan, config, environment.world_size, choice.device,
+                     parameter_count(inputs.model->module()));
   }
   choose_start(config);
   const RankPlace place = take_place(choice, environment);

@@ -4,7 +4,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -44,7 +43,6 @@ class Call {
     Stack results = returns_arguments() ? written_arguments() : fresh_results();
     const bool waits = waits_for_copy();
     const std::vector<c10::DataPtr> temporaries = take_temporaries();
-    pass_contents_on();
     PlannedMemory::get().report([&](DeviceLog& log) {
       log.kernel({op_, arguments_, results, place_, place_ == Place::kDevice ? current_stream_number() : -1});
       if (waits) log.host_waited_for_stream(current_stream_number());
@@ -71,43 +69,6 @@ class Call {
     if (!to.is_cpu() && !from.is_cpu()) return false;
     const bool non_blocking = arguments_[2].toBool();
     return !non_blocking || (from.is_cpu() && !from.is_pinned());
-  }
-
-  // Small tensors of integers keep their values when they are copied between host and device. Other kernels leave
-  // values that nobody knows.
-  void pass_contents_on() const {
-    if (place_ != Place::kDevice) return;
-    PlannedMemory& memory = PlannedMemory::get();
-    if (schema().name() == "aten::copy_") {
-      const at::Tensor &to = arguments_[0].toTensor(), &from = arguments_[1].toTensor();
-      if (has_contents(to) && has_contents(from) && to.nbytes() == from.nbytes()) return copy_contents(to, from);
-    }
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (!is_written(schema().arguments()[i])) continue;
-      base::visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
-        if (has_contents(tensor)) memory.clear_contents(tensor.const_data_ptr());
-      });
-    }
-  }
-
-  static bool has_contents(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.scalar_type() == at::kLong && tensor.is_contiguous() && tensor.numel() > 0 &&
-           tensor.nbytes() <= PlannedMemory::kMostContents;
-  }
-
-  static void copy_contents(const at::Tensor& to, const at::Tensor& from) {
-    PlannedMemory& memory = PlannedMemory::get();
-    std::optional<std::string> bytes = memory.contents(from.const_data_ptr());
-    if (from.is_cpu() && !memory.is_planned(from.const_data_ptr())) {
-      bytes.emplace(static_cast<const char*>(from.const_data_ptr()), from.nbytes());
-    }
-    if (!to.is_cpu()) {
-      return bytes ? memory.set_contents(to.const_data_ptr(), std::move(*bytes))
-                   : memory.clear_contents(to.const_data_ptr());
-    }
-    if (bytes && !memory.is_planned(to.const_data_ptr())) {
-      std::memcpy(to.mutable_data_ptr(), bytes->data(), bytes->size());
-    }
   }
 
   // Returns what the kernel takes for itself until it has run.

@@ -73,7 +73,7 @@ c10::DataPtr PlannedMemory::allocate(Place place, size_t nbytes, int stream) {
   if (nbytes == 0) return {nullptr, device};
   if (place == Place::kHost && sharing_ranks() > 0) place = Place::kSharedHost;
   std::lock_guard lock(mutex_);
-  Block block{.id = next_id_++, .nbytes = nbytes, .place = place, .reported = false, .real = {}, .contents = {}};
+  Block block{.id = next_id_++, .nbytes = nbytes, .place = place, .reported = false, .real = {}};
   void* address;
   if (place != Place::kDevice && place != Place::kPinnedHost && (nbytes < kRealHostBytes || real_host() > 0)) {
     block.real = real_.allocate(nbytes);
@@ -122,24 +122,6 @@ void PlannedMemory::free_block(void* address) {
   real = std::move(block.mapped().real);
   if (!real) addresses_of(block.mapped().place).free(reinterpret_cast<uint64_t>(address));
   if (block.mapped().reported && log_ != nullptr) log_->freed(block.mapped().id);
-}
-
-void PlannedMemory::set_contents(const void* address, std::string bytes) {
-  std::lock_guard lock(mutex_);
-  const auto block = blocks_.find(const_cast<void*>(address));
-  if (block != blocks_.end()) block->second.contents = std::move(bytes);
-}
-
-void PlannedMemory::clear_contents(const void* address) {
-  std::lock_guard lock(mutex_);
-  const auto block = blocks_.find(const_cast<void*>(address));
-  if (block != blocks_.end()) block->second.contents.reset();
-}
-
-std::optional<std::string> PlannedMemory::contents(const void* address) {
-  std::lock_guard lock(mutex_);
-  const auto block = blocks_.find(const_cast<void*>(address));
-  return block == blocks_.end() ? std::nullopt : block->second.contents;
 }
 
 bool PlannedMemory::lies_in(Place place, const void* address) {

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <string>
 
 #include "planner/device/address_space.h"
 #include "planner/device/device_log.h"
@@ -42,16 +40,6 @@ class PlannedMemory {
   bool is_pinned(const void* address) { return lies_in(Place::kPinnedHost, address); }
   // Whether the address lies in memory that was allocated in this place.
   bool lies_in(Place place, const void* address);
-
-  // Memory of the device up to this size has contents if the host has written them: numbers that one rank sends to
-  // another, whose host reads them.
-  static constexpr size_t kMostContents = 4096;
-  // Of the memory that begins at this address, which the plan has allocated on the device.
-  void set_contents(const void* address, std::string bytes);
-  // A kernel has written other values, which nobody knows.
-  void clear_contents(const void* address);
-  // Returns nothing if they are not known.
-  std::optional<std::string> contents(const void* address);
 
   // While one lives, nothing of this thread is reported.
   class Quiet {
@@ -96,8 +84,7 @@ class PlannedMemory {
     size_t nbytes;
     Place place;
     bool reported;
-    c10::DataPtr real;                    // null: an address without memory
-    std::optional<std::string> contents;  // of memory on the device
+    c10::DataPtr real;  // null: an address without memory
   };
 
   PlannedMemory();

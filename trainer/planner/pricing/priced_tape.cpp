@@ -20,7 +20,8 @@ namespace {
 // Of a retry of the allocator: cudaFree waits for the device, and each segment costs a cudaFree. Guesses.
 constexpr double kRetrySeconds = 1e-3;
 constexpr double kRetrySecondsOfSegment = 0.3e-3;
-// An exchange of bytes between all hosts' processes: each sends two messages to each other one. Guesses.
+// An exchange of bytes between all hosts' processes: each sends two messages to each other one. A message between two
+// takes the sender, and the receiver after it has arrived, as long as the first part. Guesses.
 constexpr double kHostExchange = 100e-6;
 constexpr double kHostExchangeWithPeer = 20e-6;
 
@@ -56,6 +57,7 @@ class PhaseSequence {
 };
 
 double host_exchange_seconds(const Tape& tape, size_t collective) {
+  if (tape.collectives().at(collective).kind == comm::CollectiveKind::kMessage) return kHostExchange;
   const auto group = static_cast<size_t>(tape.collectives().at(collective).group);
   const double peers = static_cast<double>(tape.groups().at(group).size()) - 1;
   return peers > 0 ? kHostExchange + peers * kHostExchangeWithPeer : 0;
@@ -215,17 +217,17 @@ ReplayItem TapePricer::meeting(ReplayItem item, size_t collective) {
   return item;
 }
 
-// On CPUs, the time that an exchange takes counts at its issue: ranks use all processors, so that it cannot run beside
-// computation. That of a receive counts at the wait for it, since the message is on its way until then.
+// On CPUs, the time of an exchange counts at its issue: ranks use all processors, so that it cannot run beside
+// computation. The time of a receive by hosts counts at the wait for it, since the message is on its way until then.
 void TapePricer::add_exchange_of_hosts(size_t index) {
   const auto collective = static_cast<size_t>(tape_.entries()[index].id);
+  const bool receives = tape_.collectives()[collective].meeting.role == MeetingRole::kReceives;
+  if (receives && tape_.entries()[index].kind != TapeKind::kWait) return;
   if (!computes_on_host()) {
     add_item(index,
              meeting({.kind = ReplayKind::kHostWork, .host = host_exchange_seconds(tape_, collective)}, collective));
     return;
   }
-  const bool receives = tape_.collectives()[collective].meeting.role == MeetingRole::kReceives;
-  if (receives && tape_.entries()[index].kind != TapeKind::kWait) return;
   priced_.replay.flows[collective].latency = exchange_seconds(tape_, collective, *cluster_.host_speed);
   add_item(index, meeting({.kind = ReplayKind::kCollective,
                            .stream = stream_of(kComputeStream),
@@ -264,7 +266,7 @@ void TapePricer::add_wait(size_t index) {
   const TapeEntry& entry = tape_.entries()[index];
   if (entry.place != Place::kDevice) {  // the host has waited when it exchanged, but for messages
     const Meeting& meeting = tape_.collectives()[static_cast<size_t>(entry.id)].meeting;
-    if (computes_on_host() && meeting.role == MeetingRole::kReceives) add_exchange_of_hosts(index);
+    if (meeting.role == MeetingRole::kReceives) add_exchange_of_hosts(index);
     return;
   }
   add_item(

@@ -37,8 +37,8 @@ struct TimeForecast {
   double least = 0;
 };
 
-// The cluster has times. `retries`: those of the memory replay. `replay`: run_replay, or for a rank that meets others
-// what replays it with them.
+// The cluster has times. `retries`: those of the memory replay. `replay`: run_replay, or a function that replays this
+// rank with those that it meets.
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
                            const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {},
                            const std::function<ReplayResult(const Replay&)>& replay = run_replay);

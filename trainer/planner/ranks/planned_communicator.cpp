@@ -8,7 +8,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
-#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/device_stream.h"
@@ -71,16 +71,24 @@ class PlannedWork final : public Work {
   std::function<void()> arrival_;
 };
 
-// Nobody needs to wait for a message that was sent.
+// Nobody needs to wait for a message that was sent. On a device, the end of this object makes the current stream wait,
+// as over NCCL.
 class PlannedSend final : public Work {
  public:
   PlannedSend(Tape& tape, int64_t message, c10::Device device) : tape_(tape), message_(message), device_(device) {}
+  ~PlannedSend() override {
+    if (!waited_ && !device_.is_cpu()) note();
+  }
   void wait() override {
     TORCH_CHECK(!std::exchange(waited_, true), "a message can be waited for only once");
-    PlannedMemory::get().report([&](DeviceLog&) { tape_.waited(message_, place_of(device_), stream_of(device_)); });
+    note();
   }
 
  private:
+  void note() {
+    PlannedMemory::get().report([&](DeviceLog&) { tape_.waited(message_, place_of(device_), stream_of(device_)); });
+  }
+
   Tape& tape_;
   int64_t message_;
   c10::Device device_;
@@ -153,7 +161,7 @@ class PlannedCommunicator final : public Communicator {
     comm::check_message(tensor, to, rank_, size(), "send", id);
     sent_.add(to, tensor.nbytes());
     const Meeting meeting = meeting_of_message(rank_, to);
-    if (has_contents(tensor)) layout_.peers->post(meeting.name, contents_of(tensor, id));
+    if (has_values(tensor)) layout_.peers->post(meeting.name, values_of(tensor));
     const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, tensor.numel(), tensor,
                                      {.from = world_rank(rank_), .to = world_rank(to), .meeting = meeting});
     if (tensor.is_cpu() && payloads_) on_their_way_[to] = memory_on_its_way(tensor);
@@ -164,7 +172,7 @@ class PlannedCommunicator final : public Communicator {
     comm::check_message(output, from, rank_, size(), "receive", id);
     const Meeting meeting = meeting_of_message(from, rank_);
     std::function<void()> arrival;
-    if (has_contents(output)) {
+    if (has_values(output)) {
       arrival = [peers = layout_.peers, name = meeting.name, output] { receive(output, peers->take(name)); };
     }
     const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, output.numel(), output,
@@ -261,22 +269,19 @@ class PlannedCommunicator final : public Communicator {
     return {from == rank_ ? MeetingRole::kSends : MeetingRole::kReceives, c10::str(way, ": ", messages_[way]++)};
   }
 
-  static bool has_contents(const at::Tensor& tensor) {
-    return tensor.scalar_type() == at::kLong && tensor.nbytes() <= PlannedMemory::kMostContents;
+  // Whether the host reads it: numbers in memory that a plan really has.
+  static bool has_values(const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.scalar_type() == at::kLong && tensor.nbytes() < PlannedMemory::kRealHostBytes;
   }
 
-  static std::string contents_of(const at::Tensor& tensor, const CollectiveId& id) {
-    if (tensor.is_cpu()) return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
-    const std::optional<std::string> contents = PlannedMemory::get().contents(tensor.const_data_ptr());
-    TORCH_CHECK(contents, "fsdp plan: ", comm::describe("message", id), " carries integers that a kernel computed");
-    return *contents;
+  static std::string values_of(const at::Tensor& tensor) {
+    return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 
-  static void receive(const at::Tensor& output, std::string contents) {
-    TORCH_CHECK(contents.size() == output.nbytes(), "fsdp plan: a message of ", contents.size(),
-                " bytes arrived where ", output.nbytes(), " were expected");
-    if (!output.is_cpu()) return PlannedMemory::get().set_contents(output.const_data_ptr(), std::move(contents));
-    std::memcpy(output.mutable_data_ptr(), contents.data(), contents.size());
+  static void receive(const at::Tensor& output, const std::string& values) {
+    TORCH_CHECK(values.size() == output.nbytes(), "fsdp plan: a message of ", values.size(), " bytes arrived where ",
+                output.nbytes(), " were expected");
+    std::memcpy(output.mutable_data_ptr(), values.data(), values.size());
   }
 
   // Among CPUs, a message takes memory until the receiver has it: here, until the next one to the same rank.

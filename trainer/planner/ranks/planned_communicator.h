@@ -34,8 +34,8 @@ struct RankLayout {
 // Returns the communicator of all ranks of the plan, as seen by `rank`. Collectives behave as over NCCL on a device
 // with streams, and else as the layout says. (Over kMemory, a group of several hosts with several ranks each really
 // shares memory within a host; here it is over Gloo.) Every rank is taken to send the same bytes as the planned rank of
-// its stage, except that names of hosts follow the layout. Messages carry no values but those of small tensors of
-// integers (PlannedMemory::kMostContents). `tape` must outlive the communicator and its groups.
+// its stage, except that names of hosts follow the layout. Of messages, only small tensors of integers in host memory
+// have values. `tape` must outlive the communicator and its groups.
 std::shared_ptr<Communicator> make_planned_communicator(Tape& tape, int rank, const RankLayout& layout);
 
 }  // namespace fsdp::planner

@@ -7,7 +7,7 @@
 namespace fsdp::planner {
 namespace {
 
-// The store takes no larger values than 16 MiB.
+// The store refuses values of many MiB.
 constexpr size_t kBytesOfPart = size_t{4} << 20;
 
 std::string name_of_part(const std::string& name, size_t part) { return c10::str(name, ", part ", part); }
@@ -26,6 +26,12 @@ std::vector<std::string> PlannedPeers::gather(const std::string& own) {
   std::vector<std::string> all;
   for (int index = 0; index < count_; ++index) all.push_back(index == index_ ? own : take(name(index)));
   return all;
+}
+
+void PlannedPeers::leave() {
+  const auto name = [](int index) { return c10::str("end of ", index); };
+  if (index_ != 0) return post(name(index_), "");
+  for (int index = 1; index < count_; ++index) take(name(index));
 }
 
 void PlannedPeers::post(const std::string& name, const std::string& bytes) {

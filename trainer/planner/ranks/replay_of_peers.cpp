@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 

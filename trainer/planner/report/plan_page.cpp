@@ -73,10 +73,13 @@ std::string verdict_section(const ordered_json& plan) {
     html += "<p class=\"verdict " + kind + "\">" + trainer::html_text(line) + "</p>\n";
   }
   const ordered_json& model = plan.at("model");
+  const std::string units = model.at("units").dump() + " units", rank = "Rank " + plan.at("rank").dump();
+  const std::string planned = " was planned for " + plan.at("steps").dump() + " steps";
+  const bool whole = !plan.contains("pipeline");
   return html +
-         element("p", "Parameters: " + grouped_digits(model.at("parameters").get<int64_t>()) + " in " +
-                          model.at("units").dump() + " units. Rank " + plan.at("rank").dump() + " was planned for " +
-                          plan.at("steps").dump() + " steps" + trainer::html_text(stack_text(plan)) + ".") +
+         element("p", "Parameters: " + grouped_digits(model.at("parameters").get<int64_t>()) +
+                          (whole ? " in " + units : "") + ". " + rank + planned +
+                          (whole ? "" : ", with its stages in " + units) + trainer::html_text(stack_text(plan)) + ".") +
          "</section>\n";
 }
 
@@ -106,6 +109,7 @@ std::string changes_section(const ordered_json& plan) {
 std::string body_of(const ordered_json& plan, const std::optional<trainer::StepTimeline>& timeline) {
   const ordered_json& use = judged_use(plan);
   return verdict_section(plan) + changes_section(plan) +
+         (plan.contains("pipeline") ? titled("Ranks of the pipeline", stages_table(plan["pipeline"]["ranks"])) : "") +
          (plan.contains("time") ? titled("Time of a step", plan_time_table(plan["time"])) : "") +
          (timeline ? timeline_section(*timeline) : course_section(plan)) + titled("Peaks", peaks_table(use)) +
          titled("Totals", totals_table(plan)) +

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "planner/report/stage_document.h"
+#include "planner/report/text_row.h"
 #include "report_page/page_text.h"
 
 namespace fsdp::planner {
@@ -112,6 +114,19 @@ Table units_table(const ordered_json& units) {
                            size_cell(unit.at("shard_bytes")), size_cell(unit.at("gathered_bytes")),
                            unit.at("strategy").get<std::string>()}});
     first = end;
+  }
+  return table;
+}
+
+Table stages_table(const ordered_json& ranks) {
+  Table table{.columns = {"Rank", "Part of the model", "Parameters", "Verdict", "Memory", "Computes"}, .rows = {}};
+  for (const ordered_json& rank : ranks) {
+    const bool has_time = rank.contains("step_seconds");
+    const double busy = has_time ? rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>() : 0;
+    table.rows.push_back({rank.at("rank").dump(),
+                          {stages_text(rank), grouped_digits(rank.at("parameters").get<int64_t>()),
+                           rank.at("verdict").get<std::string>(), size_cell(rank.at("bytes")),
+                           has_time ? fixed_text(100 * busy, 0) + " % of the step" : "–"}});
   }
   return table;
 }

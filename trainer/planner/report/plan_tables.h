@@ -20,6 +20,8 @@ trainer::Table totals_table(const nlohmann::ordered_json& plan);
 trainer::Table peaks_table(const nlohmann::ordered_json& use);
 // The units. Neighbors that are alike share a row.
 trainer::Table units_table(const nlohmann::ordered_json& units);
+// plan["pipeline"]["ranks"].
+trainer::Table stages_table(const nlohmann::ordered_json& ranks);
 trainer::Table largest_table(const nlohmann::ordered_json& largest);
 trainer::Table changes_table(const nlohmann::ordered_json& changes);
 // The numbers of plan["time"].

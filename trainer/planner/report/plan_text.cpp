@@ -8,6 +8,7 @@
 #include <iomanip>
 #include <sstream>
 
+#include "planner/report/stage_document.h"
 #include "planner/report/text_row.h"
 #include "planner/report/time_text.h"
 #include "report_page/page_text.h"
@@ -126,11 +127,7 @@ std::string pipeline_rows(const ordered_json& pipeline) {
   std::string text = c10::str("\nranks of the pipeline (", pipeline.at("schedule").get<std::string>(), ", ",
                               pipeline.at("micro_batches").get<int64_t>(), " micro-batches)\n");
   for (const ordered_json& rank : pipeline.at("ranks")) {
-    std::string stages;
-    for (const ordered_json& stage : rank.at("stages")) {
-      stages += (stages.empty() ? "" : "; ") + stage.get<std::string>();
-    }
-    std::string figures = c10::str(rank.at("verdict").get<std::string>(), "; ", stages);
+    std::string figures = c10::str(rank.at("verdict").get<std::string>(), "; ", stages_text(rank));
     if (rank.contains("step_seconds")) {
       const double busy = rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>();
       figures = c10::str("computes ", std::lround(100 * busy), " % of the step; ", figures);
@@ -168,10 +165,12 @@ std::string stack_text(const ordered_json& plan) {
 
 std::string plan_head(const ordered_json& plan) {
   const ordered_json& model = plan.at("model");
-  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
-                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
-                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps", stack_text(plan),
-                  "\n");
+  const std::string units = c10::str(model.at("units").get<int64_t>(), " units"), rank = plan.at("rank").dump();
+  const bool whole = !plan.contains("pipeline");
+  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters",
+                  whole ? " in " + units : "", ", on ", plan["cluster"].at("text").get<std::string>(), "; rank ", rank,
+                  whole ? "" : ", its stages in " + units, ", ", plan.at("steps").get<int>(), " steps",
+                  stack_text(plan), "\n");
 }
 
 std::string plan_text(const ordered_json& plan) {

@@ -1,6 +1,7 @@
 #include "planner/report/stage_document.h"
 
 #include <cstdint>
+#include <utility>
 
 namespace fsdp::planner {
 
@@ -23,6 +24,12 @@ nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, con
     for (const char* figure : {"compute_seconds", "step_seconds"}) document[figure] = plan["time"].at(figure);
   }
   return document;
+}
+
+std::string stages_text(const nlohmann::ordered_json& rank) {
+  std::string text;
+  for (const auto& stage : rank.at("stages")) text += (text.empty() ? "" : "; ") + stage.get<std::string>();
+  return text;
 }
 
 }  // namespace fsdp::planner

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "setup/pipeline_layout.h"
 #include "setup/sharded_parts.h"
@@ -13,5 +14,8 @@ namespace fsdp::planner {
 // this one) and, if the plan has times, "compute_seconds" and "step_seconds" of the last step.
 nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, const trainer::ShardedParts& parts,
                                       const nlohmann::ordered_json& plan);
+
+// "embedding, block 0; block 3": the parts of such a rank.
+std::string stages_text(const nlohmann::ordered_json& rank);
 
 }  // namespace fsdp::planner

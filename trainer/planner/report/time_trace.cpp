@@ -28,8 +28,8 @@ class TimelineMaker {
 
  private:
   int64_t ns(double seconds) const { return std::llround((seconds - items_[priced_.step_marks.front()].end) * 1e9); }
-  void add(TraceTrack track, const std::string& name, Pass pass, double begin, double end) {
-    if (ns(end) > ns(begin)) trace_.ranges.push_back({track, name, pass, ns(begin), ns(end)});
+  void add(TraceTrack track, const std::string& name, Pass pass, double begin, double end, int stage = -1) {
+    if (ns(end) > ns(begin)) trace_.ranges.push_back({track, name, pass, ns(begin), ns(end), stage});
   }
   bool computes(size_t item) const {
     return priced_.replay.items[item].kind == ReplayKind::kKernel &&
@@ -64,7 +64,9 @@ void TimelineMaker::add_collectives() {
   for (size_t i = 0; i < items_.size(); ++i) {
     if (priced_.replay.items[i].kind != ReplayKind::kCollective) continue;
     const TapeCollective& collective = tape_.collectives()[static_cast<size_t>(priced_.replay.items[i].flow)];
-    if (collective.kind == comm::CollectiveKind::kGatherBytes) continue;  // no unit's
+    const bool of_unit =
+        collective.kind != comm::CollectiveKind::kGatherBytes && collective.kind != comm::CollectiveKind::kMessage;
+    if (!of_unit) continue;
     const bool gathers = collective.kind == comm::CollectiveKind::kAllGather;
     add(gathers ? TraceTrack::kGather : TraceTrack::kReduce, collective.id.name, collective.id.pass, items_[i].begin,
         items_[i].end);
@@ -105,7 +107,13 @@ void TimelineMaker::add_computation(const TraceRange& range) {
   while (first < end && !computes(first)) ++first;
   size_t last = end;
   while (last > first && !computes(last - 1)) --last;
-  if (first < last) add(TraceTrack::kCompute, range.name, range.pass, items_[first].begin, items_[last - 1].end);
+  if (first < last) add(range.track, range.name, range.pass, items_[first].begin, items_[last - 1].end, range.stage);
+}
+
+// The computation of a unit, or a pass of a stage.
+bool is_computation(TraceTrack track) {
+  return track == TraceTrack::kCompute || track == TraceTrack::kStageForward || track == TraceTrack::kStageBackward ||
+         track == TraceTrack::kStageInputGradient || track == TraceTrack::kStageWeightGradient;
 }
 
 // Gathers are held back by the host.
@@ -116,7 +124,7 @@ void TimelineMaker::add_held_back(const TraceRange& range) {
 
 void TimelineMaker::add_units(const Trace& engine) {
   for (const TraceRange& range : engine.ranges) {
-    if (range.track == TraceTrack::kCompute) add_computation(range);
+    if (is_computation(range.track)) add_computation(range);
     if (range.track == TraceTrack::kLimiter) add_held_back(range);
   }
 }

@@ -145,7 +145,7 @@ std::vector<Child*> ready(const Children& children) {
 }  // namespace
 
 std::vector<Answer> answers_of_children(size_t count, size_t at_once, const Work& work,
-                                        const std::function<void(const Answer&)>& answered) {
+                                        const std::function<void(size_t, const Answer&)>& answered) {
   std::vector<Answer> answers(count);
   Children children;
   for (size_t next = 0; next < count || !children.empty();) {
@@ -158,7 +158,7 @@ std::vector<Answer> answers_of_children(size_t count, size_t at_once, const Work
       answers[index] = child->take();
       children.erase(
           std::find_if(children.begin(), children.end(), [&](const auto& other) { return other.get() == child; }));
-      if (answered) answered(answers[index]);
+      if (answered) answered(index, answers[index]);
     }
   }
   return answers;

@@ -26,7 +26,7 @@ TEST(ChildAnswersDeathTest, AnswersAreInOrder) {
   int answered = 0;
   const std::vector<Answer> answers = answers_of_children(
       7, 3, [](size_t index) { return ordered_json{{"index", index}, {"process", getpid()}}; },
-      [&](const Answer& answer) {
+      [&](size_t, const Answer& answer) {
         EXPECT_TRUE(answer.refusal.empty());
         ++answered;
       });
@@ -43,7 +43,7 @@ TEST(ChildAnswersDeathTest, AnErrorOfTheCallerEndsThoseThatRun) {
     if (index > 0) std::this_thread::sleep_for(std::chrono::hours(1));
     return index;
   };
-  const auto stop = [](const Answer& answer) { throw std::runtime_error(answer.result.dump()); };
+  const auto stop = [](size_t, const Answer& answer) { throw std::runtime_error(answer.result.dump()); };
   EXPECT_THAT([&] { answers_of_children(3, 3, work, stop); }, ::testing::ThrowsMessage<std::runtime_error>("0"));
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // there are no children
 }

@@ -1,9 +1,19 @@
 #include "planner/run/pipeline_plan.h"
 
+#include <arpa/inet.h>
+#include <c10/util/StringUtil.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
+#include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -20,48 +30,81 @@ constexpr const char* kThisHost = "127.0.0.1";
 // A rank waits for those whose plans take longer.
 constexpr std::chrono::hours kTimeout{12};
 
-using Store = c10::intrusive_ptr<c10d::TCPStore>;
+// A port that only this host reaches, and at which processes may connect before one of them answers.
+class ListeningSocket {
+ public:
+  explicit ListeningSocket(int connections) : descriptor_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    if (descriptor_ < 0 || bind(descriptor_, any, size) != 0 || listen(descriptor_, connections) != 0 ||
+        getsockname(descriptor_, any, &size) != 0) {
+      throw std::runtime_error(
+          c10::str("cannot open a port of this host for the plans of a pipeline's ranks: ", std::strerror(errno)));
+    }
+    port_ = ntohs(address.sin_port);
+  }
+  ListeningSocket(const ListeningSocket&) = delete;
+  ListeningSocket& operator=(const ListeningSocket&) = delete;
+  ~ListeningSocket() { close(descriptor_); }
 
-// `port`: of the server; 0: becomes the server, at a port that is free.
-Store open_store(uint16_t port) {
+  int descriptor() const { return descriptor_; }
+  uint16_t port() const { return port_; }
+
+ private:
+  int descriptor_;
+  uint16_t port_ = 0;
+};
+
+// The first rank serves the others: this process forks, and so starts no threads.
+c10::intrusive_ptr<c10d::Store> open_store(const ListeningSocket& socket, bool serves) {
   c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = port == 0;
+  options.port = socket.port();
+  options.isServer = serves;
+  if (serves) options.masterListenFd = socket.descriptor();
   options.waitWorkers = false;
   options.timeout = kTimeout;
   return c10::make_intrusive<c10d::TCPStore>(kThisHost, options);
 }
 
-void throw_if_failed(const Answer& answer) {
-  if (!answer.refusal.empty()) throw trainer::ConfigError(answer.refusal);
-  if (!answer.failure.empty()) throw std::runtime_error(answer.failure);
-}
+using PlanOfRank = std::function<ordered_json(int rank, PlannedPeers& peers)>;
 
 // Makes the plans of all ranks. The first one that fails ends the others, which would wait for it.
-std::vector<Answer> plans_of(size_t count, const std::function<ordered_json(int, PlannedPeers&)>& plan) {
-  const Store server = open_store(0);
-  const uint16_t port = server->getPort();
+std::vector<Answer> plans_of(const PipelineRanks& ranks, const PlanOfRank& plan) {
+  const ListeningSocket socket(ranks.stages);
+  const int place = ranks.chosen.value_or(0) % ranks.of_stage;
+  const auto rank_of = [&](size_t index) { return static_cast<int>(index) * ranks.of_stage + place; };
   const auto plan_one = [&](size_t index) {
-    const auto number = static_cast<int>(index);
-    PlannedPeers peers(number, static_cast<int>(count), open_store(port));
-    return plan(number, peers);
+    PlannedPeers peers(static_cast<int>(index), ranks.stages, open_store(socket, index == 0));
+    ordered_json document = plan(rank_of(index), peers);
+    peers.leave();
+    return document;
   };
-  return answers_of_children(count, count, plan_one, throw_if_failed);
+  const auto check = [&](size_t index, const Answer& answer) {
+    if (!answer.refusal.empty()) throw trainer::ConfigError(answer.refusal);
+    if (answer.failure.empty()) return;
+    throw std::runtime_error(c10::str("rank ", rank_of(index), " of the pipeline: ", answer.failure));
+  };
+  return answers_of_children(static_cast<size_t>(ranks.stages), static_cast<size_t>(ranks.stages), plan_one, check);
 }
 
-int64_t bytes_of(const ordered_json& document) { return document.at("stage").at("bytes").get<int64_t>(); }
+// The worst verdict comes first, and of equal ones the most bytes.
+std::pair<size_t, int64_t> need_of(const Answer& answer) {
+  constexpr std::array kVerdicts = {"fits", "tight", "does not fit"};
+  const ordered_json& stage = answer.result.at("stage");
+  const auto verdict = std::find(kVerdicts.begin(), kVerdicts.end(), stage.at("verdict").get<std::string>());
+  const auto severity = static_cast<size_t>(verdict - kVerdicts.begin()) % kVerdicts.size();  // unknown: as fits
+  return {severity, stage.at("bytes").get<int64_t>()};
+}
 
 }  // namespace
 
-ordered_json plan_pipeline(const PipelineRanks& ranks,
-                           const std::function<ordered_json(int rank, PlannedPeers& peers)>& plan) {
-  const int place = ranks.chosen.value_or(0) % ranks.of_stage;
-  std::vector<Answer> answers = plans_of(static_cast<size_t>(ranks.stages), [&](int index, PlannedPeers& peers) {
-    return plan(index * ranks.of_stage + place, peers);
-  });
-  const auto largest = std::max_element(answers.begin(), answers.end(), [](const Answer& a, const Answer& b) {
-    return bytes_of(a.result) < bytes_of(b.result);
-  });
+ordered_json plan_pipeline(const PipelineRanks& ranks, const PlanOfRank& plan) {
+  std::vector<Answer> answers = plans_of(ranks, plan);
+  const auto largest = std::max_element(answers.begin(), answers.end(),
+                                        [](const Answer& a, const Answer& b) { return need_of(a) < need_of(b); });
   const auto shown = ranks.chosen ? answers.begin() + *ranks.chosen / ranks.of_stage : largest;
   ordered_json of_ranks = ordered_json::array();
   for (Answer& answer : answers) of_ranks.push_back(answer.result.at("stage"));

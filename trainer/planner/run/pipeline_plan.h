@@ -10,13 +10,15 @@
 namespace fsdp::planner {
 
 struct PipelineRanks {
-  int stages = 1;             // ranks of the pipeline
-  int of_stage = 1;           // ranks of the run that hold the same part of the model
-  std::optional<int> chosen;  // the rank whose figures are wanted; none: that of the stage that needs most memory
+  int stages = 1;    // ranks of the pipeline
+  int of_stage = 1;  // ranks of the run that hold the same part of the model
+  // The rank whose figures are wanted; none: one that does not fit, or else the one that needs most memory.
+  std::optional<int> chosen;
 };
 
 // Plans one rank of each part of the model: the chosen rank, and those that pass their activations and gradients on to
-// it. `plan`: makes the document of a rank; its member "stage" describes the rank among the others. Returns the
+// it. `plan`: makes the document of a rank; its member "stage" describes the rank among the others, with "verdict" and
+// "bytes". Returns the
 // document of the chosen rank without that member, but with a list of those of all ranks as "pipeline". Must be called
 // before this process starts threads. Throws a ConfigError or a std::runtime_error, as the first plan that failed.
 nlohmann::ordered_json plan_pipeline(const PipelineRanks& ranks,

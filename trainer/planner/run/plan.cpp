@@ -251,7 +251,13 @@ std::vector<Answer> plan_all(const std::vector<PlanRequest>& requests, size_t at
     check_against_cluster(requests[index].config, requests[index].options);
     return plan_here(requests[index].config, requests[index].options);
   };
-  return answers_of_children(requests.size(), at_once, plan, [&](const Answer&) {
+  // Each plan of a pipeline has a process for each of its ranks.
+  int64_t processes = 1;
+  for (const PlanRequest& request : requests) {
+    processes = std::max(processes, request.config.parallelism.pipeline_degree);
+  }
+  const size_t plans = std::max<size_t>(1, at_once / static_cast<size_t>(processes));
+  return answers_of_children(requests.size(), plans, plan, [&](size_t, const Answer&) {
     if (answered) answered();
   });
 }

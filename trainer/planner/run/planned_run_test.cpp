@@ -77,7 +77,8 @@ json planned_run(const json& about) {
   if (stages == 1) return figures_of(config, ranks, rank, nullptr);
   return plan_pipeline({.stages = stages, .of_stage = ranks / stages, .chosen = rank},
                        [&](int of_stage, PlannedPeers& peers) -> nlohmann::ordered_json {
-                         return {{"figures", figures_of(config, ranks, of_stage, &peers)}, {"stage", {{"bytes", 0}}}};
+                         return {{"figures", figures_of(config, ranks, of_stage, &peers)},
+                                 {"stage", {{"bytes", 0}, {"verdict", "fits"}}}};
                        })
       .at("figures");
 }
@@ -276,7 +277,8 @@ TEST_P(PlanOfAPipelineDeathTest, TrainsOnADevice) {
   const auto document = plan_pipeline({.stages = 2, .of_stage = 2, .chosen = 3}, [&](int rank, PlannedPeers& peers) {
     PlannedRun run(read_json(config), {.layout = {.world = 4, .per_host = 2, .peers = &peers}, .rank = rank});
     for (int step = 0; step < kSteps; ++step) run.step();
-    return nlohmann::ordered_json{{"rank", rank}, {"data_ranks", run.data_ranks()}, {"stage", {{"bytes", rank}}}};
+    return nlohmann::ordered_json{
+        {"rank", rank}, {"data_ranks", run.data_ranks()}, {"stage", {{"bytes", rank}, {"verdict", "fits"}}}};
   });
   EXPECT_EQ(document.at("rank"), 3);
   EXPECT_EQ(document.at("data_ranks"), 2);
@@ -298,14 +300,27 @@ TEST(PipelinePlanDeathTest, TheFirstErrorOfARankIsThatOfThePlan) {
               ::testing::ThrowsMessage<trainer::ConfigError>("key \"x\" is wrong"));
 }
 
-TEST(PipelinePlanDeathTest, TheRankThatNeedsMostMemoryIsShown) {
-  const auto plan = [](int rank, PlannedPeers& peers) -> nlohmann::ordered_json {
+TEST(PipelinePlanDeathTest, AFailureNamesItsRank) {
+  const auto plan = [](int rank, PlannedPeers&) -> nlohmann::ordered_json {
+    if (rank == 5) std::abort();
+    return {};
+  };
+  EXPECT_THAT([&] { plan_pipeline({.stages = 3, .of_stage = 2, .chosen = 1}, plan); },
+              ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("rank 5 of the pipeline: ")));
+}
+
+TEST(PipelinePlanDeathTest, TheRankThatNeedsMostMemoryIsShownUnlessOneFitsLess) {
+  int worst = -1;
+  const auto plan = [&](int rank, PlannedPeers& peers) -> nlohmann::ordered_json {
     const std::string long_text(5'000'000, static_cast<char>('a' + rank));
     for (const std::string& text : peers.gather(long_text)) EXPECT_EQ(text.size(), long_text.size());
-    return {{"rank", rank}, {"stage", {{"rank", rank}, {"bytes", rank == 2 ? 9 : rank}}}};
+    return {{"rank", rank},
+            {"stage", {{"bytes", rank == 2 ? 9 : rank}, {"verdict", rank == worst ? "tight" : "fits"}}}};
   };
   EXPECT_EQ(plan_pipeline({.stages = 3, .of_stage = 2}, plan).at("rank"), 2);
   EXPECT_EQ(plan_pipeline({.stages = 3, .of_stage = 2, .chosen = 5}, plan).at("rank"), 5);
+  worst = 4;
+  EXPECT_EQ(plan_pipeline({.stages = 3, .of_stage = 2}, plan).at("rank"), 4);
 }
 
 // Shards and gradients lie in memory that ranks share.

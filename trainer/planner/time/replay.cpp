@@ -37,9 +37,8 @@ void check_item(const Replay& replay, size_t index) {
   if (item.role == MeetingRole::kNone) return;
   require_valid(item.meeting >= 0 && static_cast<size_t>(item.meeting) < replay.meetings.size(), index,
                 "names no meeting");
-  require_valid(
-      item.kind == ReplayKind::kCollective || (item.kind == ReplayKind::kHostWork && item.role == MeetingRole::kAll),
-      index, "cannot meet other ranks");
+  require_valid(item.kind == ReplayKind::kCollective || item.kind == ReplayKind::kHostWork, index,
+                "cannot meet other ranks");
 }
 
 void check_flow(const Replay& replay, const ReplayFlow& flow) {
@@ -53,7 +52,7 @@ void check_flow(const Replay& replay, const ReplayFlow& flow) {
   if (!valid) throw std::invalid_argument("a flow of the replay has a negative time, a share of 1 or an unknown link");
 }
 
-// What the ranks know of one another: the items that have been sent, or begun, so far.
+// The items that ranks have sent, or begun, so far.
 class Meetings {
  public:
   explicit Meetings(size_t ranks) : ranks_(ranks) {}
@@ -181,7 +180,8 @@ void ReplayRun::issue(size_t index) {
     if (record != latest_record_.end()) awaited_[index] = record->second;
   }
   if (is_on_device(issued.kind)) streams_[static_cast<size_t>(issued.stream)].queue.push_back(index);
-  if (issued.kind == ReplayKind::kHostWork && issued.role == MeetingRole::kAll) come(issued);
+  const bool comes = issued.role == MeetingRole::kAll || issued.role == MeetingRole::kSends;
+  if (issued.kind == ReplayKind::kHostWork && comes) come(issued);
 }
 
 bool ReplayRun::waits_for_others(const ReplayItem& item) const {
@@ -276,7 +276,7 @@ void ReplayRun::set_rates() {
     if (flow == nullptr) continue;
     arithmetic *= 1 - flow->arithmetic_share;
     memory *= 1 - flow->memory_share;
-    if (stream.latency > 0) continue;
+    if (stream.latency > 0 || stream.duration <= 0) continue;  // no data move yet, or any more
     for (const LinkUse& use : flow->uses) users_[static_cast<size_t>(use.link)] += use.bytes > 0 ? 1 : 0;
   }
   for (StreamProgress& stream : streams_) {
@@ -342,7 +342,7 @@ ReplayResult ReplayRun::take_result() {
   return std::move(result_);
 }
 
-// Ranks are taken further until nothing more happens at this moment: what one does may let another one go on.
+// Ranks are taken further until nothing more happens at this moment: the work of one may let another one go on.
 void do_all_of_this_moment(std::vector<ReplayRun>& ranks) {
   bool changed = true;
   while (changed) {
@@ -353,15 +353,13 @@ void do_all_of_this_moment(std::vector<ReplayRun>& ranks) {
   }
 }
 
-}  // namespace
-
-std::vector<ReplayResult> run_replays(const std::vector<Replay>& ranks) {
+std::vector<ReplayResult> results_of(const std::vector<const Replay*>& ranks) {
   Meetings meetings(ranks.size());
   std::vector<ReplayRun> runs;
   runs.reserve(ranks.size());
-  for (const Replay& replay : ranks) {
-    if (replay.streams < 0 || replay.launch_delay < 0) throw std::invalid_argument("the replay has a negative size");
-    runs.emplace_back(replay, meetings);
+  for (const Replay* replay : ranks) {
+    if (replay->streams < 0 || replay->launch_delay < 0) throw std::invalid_argument("the replay has a negative size");
+    runs.emplace_back(*replay, meetings);
   }
   std::vector<ReplayResult> results(ranks.size());
   std::vector<bool> ended(ranks.size());
@@ -387,6 +385,14 @@ std::vector<ReplayResult> run_replays(const std::vector<Replay>& ranks) {
   return results;
 }
 
-ReplayResult run_replay(const Replay& replay) { return std::move(run_replays({replay}).front()); }
+}  // namespace
+
+std::vector<ReplayResult> run_replays(const std::vector<Replay>& ranks) {
+  std::vector<const Replay*> replays;
+  for (const Replay& replay : ranks) replays.push_back(&replay);
+  return results_of(replays);
+}
+
+ReplayResult run_replay(const Replay& replay) { return std::move(results_of({&replay}).front()); }
 
 }  // namespace fsdp::planner

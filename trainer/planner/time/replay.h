@@ -36,7 +36,7 @@ struct ReplayItem {
   int flow = -1;        // an index into Replay::flows
   double host = 0;      // of the host thread, before the item is issued or waited for
   double duration = 0;  // of a kernel that nothing slows down
-  // Only of collectives and of the host's work; those of the host are in role kAll.
+  // Only of collectives and of the host's work.
   MeetingRole role = MeetingRole::kNone;
   int meeting = -1;  // an index into Replay::meetings
 };
