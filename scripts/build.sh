@@ -19,13 +19,13 @@ fi
 # Whether this clang++ can compile the project, which needs the headers of C++20.
 has_clang() { printf '#include <concepts>\n' | clang++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
 
-# A folder keeps its compiler. A new one with tests gets clang where it is installed: its precompiled headers hold the
-# instances of templates that GCC makes anew in each file, which halves the time.
+# A folder keeps its compiler. A new one gets clang where it is installed: its precompiled headers hold the instances of
+# templates that GCC makes anew in each file, which halves the time.
 choose_compiler() {
   local kept
   kept=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$BUILD_DIR/CMakeCache.txt" 2>/dev/null || true)
   if [[ -z $kept ]]; then
-    if [[ -z ${CXX:-} && -z ${SOURCE_DIR:-} && $tests == ON ]] && has_clang; then export CXX=clang++; fi
+    if [[ -z ${CXX:-} && -z ${SOURCE_DIR:-} ]] && has_clang; then export CXX=clang++; fi
   elif [[ -n ${CXX:-} && ! $(command -v "$CXX") -ef $(command -v "$kept") ]]; then
     die "$BUILD_DIR is configured with $kept, not with CXX=$CXX" "For another compiler: make clean, or another BUILD_DIR"
   fi
