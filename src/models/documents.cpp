@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace fsdp::models {
@@ -23,7 +24,17 @@ std::vector<int64_t> lengths_of(const int64_t* tokens, int64_t length, const std
   return lengths;
 }
 
+std::atomic<int64_t> assumed_length = 0;
+
+std::vector<int64_t> lengths_of_assumed(int64_t sequence, int64_t length) {
+  std::vector<int64_t> lengths(static_cast<size_t>(sequence / length), length);
+  if (sequence % length > 0) lengths.push_back(sequence % length);
+  return lengths;
+}
+
 }  // namespace
+
+void assume_document_length(int64_t length) { assumed_length = length; }
 
 Documents::Documents(std::vector<std::vector<int64_t>> lengths) {
   const bool any = std::any_of(lengths.begin(), lengths.end(), [](const auto& of_one) { return of_one.size() > 1; });
@@ -37,9 +48,11 @@ Documents Documents::ending_with(const std::vector<int64_t>& ends, const at::Ten
               " and dtype ", input_ids.scalar_type());
   const at::Tensor tokens = input_ids.cpu().contiguous();
   const int64_t sequence = tokens.size(1);
+  const int64_t assumed = assumed_length;
   std::vector<std::vector<int64_t>> lengths;
   for (int64_t i = 0; i < tokens.size(0); ++i) {
-    lengths.push_back(lengths_of(tokens.const_data_ptr<int64_t>() + i * sequence, sequence, ends));
+    lengths.push_back(assumed > 0 ? lengths_of_assumed(sequence, assumed)
+                                  : lengths_of(tokens.const_data_ptr<int64_t>() + i * sequence, sequence, ends));
   }
   return Documents(std::move(lengths));
 }

@@ -36,4 +36,9 @@ class Documents {
   std::shared_ptr<const std::vector<std::vector<int64_t>>> lengths_;  // null if each sequence is one document
 };
 
+// From now on, Documents::ending_with divides each sequence in this process into documents of this length, the last of
+// which may be shorter, whatever the tokens are; 0: by the tokens. For processes that compute sizes and times without
+// values, as `fsdp plan` does. May be called from any thread.
+void assume_document_length(int64_t length);
+
 }  // namespace fsdp::models

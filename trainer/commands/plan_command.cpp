@@ -73,6 +73,7 @@ planner::PlanOptions options_of(const PlanCommand& command) {
   options.cluster = planner::read_cluster(command.cluster);
   options.stack = planner::read_stack(command.stack);
   options.rank = command.rank;
+  options.document_tokens = command.document_tokens;
   options.host_memory = options.cluster.host_memory;
   if (command.host_memory) {
     options.host_memory = parse_byte_count(*command.host_memory);
@@ -188,7 +189,7 @@ CLI::Option* add_search(CLI::App& plan, PlanCommand& command) {
 // Excludes the options of a run from one that does something else.
 void exclude_run(CLI::App& plan, CLI::Option& other) {
   for (const char* option : {"--config-path", "--model", "--set", "--cluster", "--print-cluster", "--rank",
-                             "--host-memory", "--stack", "--trace", "--no-changes", "--search"}) {
+                             "--document-tokens", "--host-memory", "--stack", "--trace", "--no-changes", "--search"}) {
     other.excludes(plan.get_option(option));
   }
 }
@@ -258,6 +259,10 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--rank", command.rank,
                    "The rank to plan; by default 0, or of a pipeline the one that needs most memory")
       ->type_name("N");
+  plan->add_option("--document-tokens", command.document_tokens,
+                   "With attn_mask_type block_causal: the tokens of each document, into which samples are divided")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30));
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");

@@ -19,11 +19,12 @@ struct PlanCommand {
   std::string stack = "ours";
   std::optional<int> rank = std::nullopt;
   std::optional<std::string> host_memory;  // read by parse_byte_count
-  std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing
-  std::string calibrate;                   // not empty: measure this host, write this file, and plan nothing
-  int nproc_per_node = 0;                  // with calibrate: ranks
-  std::string html;                        // the page to write; empty: none
-  std::string trace;                       // empty: none is written
+  int64_t document_tokens = 0;
+  std::string print_cluster;  // not empty: print this cluster as a file, and plan nothing
+  std::string calibrate;      // not empty: measure this host, write this file, and plan nothing
+  int nproc_per_node = 0;     // with calibrate: ranks
+  std::string html;           // the page to write; empty: none
+  std::string trace;          // empty: none is written
   bool json = false;
   bool no_changes = false;
   bool search = false;

@@ -304,7 +304,8 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xh100 --set device=cpu", 2, "add --set device=auto");
   expect_error("--model gpt2 --cluster 8xcpu --set device=cuda", 2, "add --set device=auto");
   expect_error("--model gpt2 --cluster 8xh100 --set lerning_rate=1", 2, "learning_rate");
-  expect_error("--model gpt2 --cluster 8xh100 --set attn_mask_type=block_causal", 2, "has no tokens to find documents");
+  expect_error("--model gpt2 --cluster 8xh100 --set attn_mask_type=block_causal", 2, "add --document-tokens N");
+  expect_error("--model gpt2 --cluster 8xh100 --document-tokens 64", 2, "but the key is \"causal\"");
   expect_error("--model gpt2 --cluster 8xh100 --set tensor_parallel_degree=2", 2, "resid_pdrop 0.1");
   expect_error("--model t5-611m --cluster 8xh100 --set tensor_parallel_degree=2", 2, "only the weights of causal");
   expect_error("--model llama-3.2-1b --cluster 6xh100 --set tensor_parallel_degree=4", 2, "does not divide 6 rank(s)");
@@ -372,6 +373,22 @@ TEST(PlanCommand, CpusHaveTimesIfTheyWereMeasured) {
   expect_step_of(time, read_step_timeline(trace));
   EXPECT_THAT(run_shell("$FSDP plan " + cpus).out, AllOf(HasSubstr("for each rank"), HasSubstr("TFLOP/s of a rank")));
   EXPECT_THAT(run_shell("$FSDP plan " + run + "2xcpu").out, HasSubstr("no time of a step"));
+}
+
+// Of a quarter of the sample's length each, attention has a quarter of the pairs.
+TEST(PlanCommand, DocumentsCostWhatTheyCompute) {
+  const testing::TemporaryFolder folder;
+  const std::string model =
+      folder.write("config.json", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576,
+      "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 9, "vocab_size": 4096,
+      "max_position_embeddings": 16384, "eos_token_id": 2})");
+  const std::string run =
+      "--model " + model + " --set max_seq_length=16384 --set train_batch_size=1 --set dtype=bf16 --cluster 8xh100";
+  const auto attention = [](const nlohmann::json& plan) { return plan["time"]["by_kind"]["attention"].get<double>(); };
+  const nlohmann::json whole = planned(run, 0);
+  const std::string by_document = run + " --set attn_mask_type=block_causal --document-tokens ";
+  EXPECT_LT(attention(planned(by_document + "4096", 0)), 0.6 * attention(whole));
+  EXPECT_NEAR(attention(planned(by_document + "16384", 0)), attention(whole), 1e-6 * attention(whole));
 }
 
 TEST(PlanCommand, PipelinesOnCpusHaveTimesIfMessagesWereMeasured) {

@@ -87,10 +87,15 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
                  options.cluster.ranks_per_host, "` measures them, for --cluster FILE"));
   }
   check_measured_types(config, options.cluster);
-  if (config.model.attention_mask == trainer::AttentionMask::kBlockCausal) {
+  const bool by_document = config.model.attention_mask == trainer::AttentionMask::kBlockCausal;
+  if (by_document && options.document_tokens == 0) {
     throw ConfigError(
-        "key \"attn_mask_type\" is \"block_causal\", but `fsdp plan` has no tokens to find documents in; accepted: "
-        "\"causal\", which plans for samples of one document each");
+        "key \"attn_mask_type\" is \"block_causal\", but `fsdp plan` has no tokens to find documents in: add "
+        "--document-tokens N, the length of a usual one");
+  }
+  if (!by_document && options.document_tokens > 0) {
+    throw ConfigError(c10::str("--document-tokens ", options.document_tokens,
+                               " is for \"attn_mask_type\" \"block_causal\", but the key is \"causal\""));
   }
   check_stack(config, options);
   trainer::check_for_world_size(config, options.cluster.ranks());
@@ -176,7 +181,8 @@ ordered_json plan_rank(const Config& config, const PlanOptions& options, const P
        .rank = place.rank,
        .threads = cluster.host_speed ? cluster.host_speed->threads : trainer::threads_of_rank(cluster.ranks_per_host),
        .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
-       .notes_accesses = options.stack.fusion != Fusion::kNone});
+       .notes_accesses = options.stack.fusion != Fusion::kNone,
+       .document_tokens = options.document_tokens});
   if (!options.trace.empty()) run.trace();
   for (int step = 1; step <= kSteps; ++step) {
     begin(c10::str("step ", step, " of ", kSteps));

@@ -22,6 +22,7 @@ struct PlanOptions {
   // The rank that is run; none: rank 0, or of a pipeline the one that needs most memory.
   std::optional<int> rank = {};
   std::optional<int64_t> host_memory = {};  // bytes of one host
+  int64_t document_tokens = 0;              // tokens of each document, for `attn_mask_type` `block_causal`
   std::string trace = {};                   // where the timeline is written (time_trace.h); empty: nowhere
   // Called in the forked process before each part of the plan, with its name. May be empty.
   std::function<void(const std::string&)> progress = {};

@@ -12,6 +12,7 @@
 #include "formats/common/json_text.h"
 #include "loop/make_passes.h"
 #include "loop/step_trace.h"
+#include "models/documents.h"
 #include "models/presets.h"
 #include "models/registry.h"
 #include "planner/device/attention.h"
@@ -94,6 +95,7 @@ HostLinks links_of(const Config& config, const PlanTarget& target) {
 
 PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
     : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
+  models::assume_document_length(target.document_tokens);
   open(target);
   if (target.threads > 0) at::set_num_threads(target.threads);
   begin_planning();

@@ -27,6 +27,7 @@ struct PlanTarget {
   int threads = 0;               // of operators on the CPU; 0: as LibTorch chooses here
   int64_t matmul_workspace = 0;  // DeviceProfile::matmul_workspace; only for a device
   bool notes_accesses = false;   // Tape::note_accesses
+  int64_t document_tokens = 0;   // with `attn_mask_type` `block_causal`: of each document
 };
 
 // The engine's memory after a step, by category (Diagnostics::memory), and that of the optimizer.

@@ -52,9 +52,12 @@ json collectives_of(const Tape& tape, int group) {
   return lines;
 }
 
-json figures_of(const json& config, int ranks, int rank, PlannedPeers* peers) {
-  PlannedRun run(read_json(config),
-                 {.has_device = false, .layout = {.world = ranks, .per_host = ranks, .peers = peers}, .rank = rank});
+json figures_of(const json& about, int rank, PlannedPeers* peers) {
+  const int ranks = about["ranks"];
+  PlannedRun run(read_json(about["config"]), {.has_device = false,
+                                              .layout = {.world = ranks, .per_host = ranks, .peers = peers},
+                                              .rank = rank,
+                                              .document_tokens = about.value("document_tokens", int64_t{0})});
   json figures;
   for (int step = 0; step < kSteps; ++step) {
     run.step();
@@ -74,10 +77,10 @@ json figures_of(const json& config, int ranks, int rank, PlannedPeers* peers) {
 json planned_run(const json& about) {
   const json& config = about["config"];
   const int ranks = about["ranks"], rank = about["rank"], stages = config.value("pipeline_parallel_degree", 1);
-  if (stages == 1) return figures_of(config, ranks, rank, nullptr);
+  if (stages == 1) return figures_of(about, rank, nullptr);
   return plan_pipeline({.stages = stages, .of_stage = ranks / stages, .chosen = rank},
                        [&](int of_stage, PlannedPeers& peers) -> nlohmann::ordered_json {
-                         return {{"figures", figures_of(config, ranks, of_stage, &peers)},
+                         return {{"figures", figures_of(about, of_stage, &peers)},
                                  {"stage", {{"bytes", 0}, {"verdict", "fits"}}}};
                        })
       .at("figures");
@@ -321,6 +324,21 @@ TEST(PipelinePlanDeathTest, TheRankThatNeedsMostMemoryIsShownUnlessOneFitsLess) 
   EXPECT_EQ(plan_pipeline({.stages = 3, .of_stage = 2, .chosen = 5}, plan).at("rank"), 5);
   worst = 4;
   EXPECT_EQ(plan_pipeline({.stages = 3, .of_stage = 2}, plan).at("rank"), 4);
+}
+
+// Documents of five tokens in samples of eight.
+TEST(PlanOfDocuments, EqualsRealRanks) {
+  json runs;
+  for (const json& more : std::vector<json>{{{"sharding_strategy", "full_shard"}},
+                                            {{"activation_checkpointing", true}, {"dtype", "fp32"}}}) {
+    json keys = {{"attn_mask_type", "block_causal"}};
+    keys.update(more);
+    json run = run_of(small_config("llama", keys), 2);
+    run["config"]["model"]["eos_token_id"] = 1;
+    run["document_tokens"] = 5;
+    runs.push_back(run);
+  }
+  expect_equal_to_real_ranks(runs);
 }
 
 // Shards and gradients lie in memory that ranks share.

@@ -3,9 +3,9 @@
 //
 //   planner_real_ranks RUNS
 //
-// RUNS: a JSON file with a list of {"config", "ranks", "rank", "steps"}. Prints a JSON list with the figures of one
-// rank of each run: "groups" (the ranks of each, and its collectives in order) and "memory" (after each step, bytes by
-// category: current, peak, reserved).
+// RUNS: a JSON file with a list of {"config", "ranks", "rank", "steps", "document_tokens" (may be missing)}. Prints a
+// JSON list with the figures of one rank of each run: "groups" (the ranks of each, and its collectives in order) and
+// "memory" (after each step, bytes by category: current, peak, reserved).
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -15,6 +15,7 @@
 #include "comm/testing/recording_communicator.h"
 #include "loop/make_passes.h"
 #include "loop/training_run.h"
+#include "models/documents.h"
 #include "planner/testing/small_models.h"
 #include "setup/rank_groups.h"
 #include "setup/sharded_parts.h"
@@ -90,6 +91,7 @@ nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Commun
 
 nlohmann::json train_on(const nlohmann::json& about) {
   const trainer::Config config = read_json(about.at("config"));
+  models::assume_document_length(about.value("document_tokens", int64_t{0}));
   nlohmann::json wanted;
   testing::run_ranks(about.at("ranks"),
                      [&](const std::shared_ptr<Communicator>& group) {
