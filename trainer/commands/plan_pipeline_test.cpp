@@ -25,8 +25,17 @@ nlohmann::json planned(const std::string& command) {
   return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
 }
 
+const nlohmann::json& plan_of_pipeline() {
+  static const nlohmann::json plan = planned(kPipeline);
+  return plan;
+}
+const nlohmann::json& plan_of_whole_model() {
+  static const nlohmann::json plan = planned(kRun);
+  return plan;
+}
+
 TEST(PlanOfPipelineCommand, EachRankHasItsStage) {
-  const nlohmann::json whole = planned(kRun), plan = planned(kPipeline);
+  const nlohmann::json &whole = plan_of_whole_model(), &plan = plan_of_pipeline();
   const nlohmann::json& ranks = plan["pipeline"]["ranks"];
   ASSERT_EQ(ranks.size(), 4);
   int64_t parameters = 0, most = 0;
@@ -44,7 +53,7 @@ TEST(PlanOfPipelineCommand, EachRankHasItsStage) {
 }
 
 TEST(PlanOfPipelineCommand, TheRankThatNeedsMostMemoryIsShownUnlessOneIsChosen) {
-  const nlohmann::json plan = planned(kPipeline), chosen = planned(kPipeline + "--rank 4");
+  const nlohmann::json &plan = plan_of_pipeline(), chosen = planned(kPipeline + "--rank 4");
   EXPECT_EQ(chosen["rank"], 4);
   EXPECT_EQ(chosen["memory"]["device"]["total"], plan["pipeline"]["ranks"][2]["bytes"]);
   EXPECT_EQ(chosen["pipeline"]["ranks"][2]["rank"], 4);
@@ -67,7 +76,7 @@ TEST(PlanOfPipelineCommand, MoreMicroBatchesMakeTheBubbleSmaller) {
 }
 
 TEST(PlanOfPipelineCommand, RatesCountTheSamplesOfEachPipelineOnce) {
-  const nlohmann::json plan = planned(kPipeline), whole = planned(kRun);
+  const nlohmann::json &plan = plan_of_pipeline(), &whole = plan_of_whole_model();
   const auto tokens = [](const nlohmann::json& of) {
     return of["time"]["tokens_per_second"].get<double>() * of["time"]["step_seconds"].get<double>();
   };
@@ -98,7 +107,7 @@ TEST(PlanOfPipelineCommand, TableTimelineAndPageAreOfTheSameRank) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("ranks of the pipeline (1F1B, 8 micro-batches)"),
                                 HasSubstr("% of the step; fits; embedding, blocks 0 to 6")));
   EXPECT_TRUE(read_step_timeline(trace));
-  const nlohmann::json plan = planned(kPipeline);
+  const nlohmann::json& plan = plan_of_pipeline();
   EXPECT_THAT(folder.read("page.html"),
               AllOf(HasSubstr("Rank " + plan["rank"].dump() + " was planned"), HasSubstr("Ranks of the pipeline")));
 }
