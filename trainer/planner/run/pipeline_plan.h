@@ -13,7 +13,7 @@ struct PipelineRanks {
   int stages = 1;    // ranks of the pipeline
   int of_stage = 1;  // ranks of the run that hold the same part of the model
   // The rank whose figures are wanted; none: one that does not fit, or else the one that needs most memory.
-  std::optional<int> chosen;
+  std::optional<int> chosen = std::nullopt;
 };
 
 // Plans one rank of each part of the model: the chosen rank, and those that pass their activations and gradients on to
