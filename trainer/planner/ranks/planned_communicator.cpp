@@ -37,24 +37,21 @@ AtEnd at_end(Action action) {
 
 class PlannedWork final : public Work {
  public:
-  // `until_waited` and `until_destroyed`: what ends with the wait, and with this object. `arrival`: called by the wait;
-  // may be empty.
-  PlannedWork(Tape& tape, int64_t collective, c10::Device device, AtEnd until_waited, AtEnd until_destroyed,
-              std::function<void()> arrival = {})
-      : tape_(tape),
-        collective_(collective),
-        device_(device),
-        until_waited_(std::move(until_waited)),
-        until_destroyed_(std::move(until_destroyed)),
-        arrival_(std::move(arrival)) {}
+  struct Ends {
+    AtEnd until_waited = nullptr, until_destroyed = nullptr;  // end with the wait, and with the work
+    std::function<void()> arrival = {};                       // called by the wait
+    bool waits_at_end = true;                                 // if nobody has waited before
+  };
+  PlannedWork(Tape& tape, int64_t collective, c10::Device device, Ends ends)
+      : tape_(tape), collective_(collective), device_(device), ends_(std::move(ends)) {}
   ~PlannedWork() override {
-    if (!waited_) note();
+    if (!waited_ && ends_.waits_at_end) note();
   }
   void wait() override {
     TORCH_CHECK(!std::exchange(waited_, true), "a collective can be waited for only once");
     note();
-    until_waited_.reset();
-    if (arrival_) arrival_();
+    ends_.until_waited.reset();
+    if (ends_.arrival) ends_.arrival();
   }
 
  private:
@@ -66,33 +63,7 @@ class PlannedWork final : public Work {
   int64_t collective_;
   c10::Device device_;
   bool waited_ = false;
-  AtEnd until_waited_;
-  AtEnd until_destroyed_;
-  std::function<void()> arrival_;
-};
-
-// Nobody needs to wait for a message that was sent. On a device, the end of this object makes the current stream wait,
-// as over NCCL.
-class PlannedSend final : public Work {
- public:
-  PlannedSend(Tape& tape, int64_t message, c10::Device device) : tape_(tape), message_(message), device_(device) {}
-  ~PlannedSend() override {
-    if (!waited_ && !device_.is_cpu()) note();
-  }
-  void wait() override {
-    TORCH_CHECK(!std::exchange(waited_, true), "a message can be waited for only once");
-    note();
-  }
-
- private:
-  void note() {
-    PlannedMemory::get().report([&](DeviceLog&) { tape_.waited(message_, place_of(device_), stream_of(device_)); });
-  }
-
-  Tape& tape_;
-  int64_t message_;
-  c10::Device device_;
-  bool waited_ = false;
+  Ends ends_;
 };
 
 class PlannedCommunicator final : public Communicator {
@@ -165,7 +136,8 @@ class PlannedCommunicator final : public Communicator {
     const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, tensor.numel(), tensor,
                                      {.from = world_rank(rank_), .to = world_rank(to), .meeting = meeting});
     if (tensor.is_cpu() && payloads_) on_their_way_[to] = memory_on_its_way(tensor);
-    return std::make_unique<PlannedSend>(tape_, index, tensor.device());
+    // Nobody needs to wait for a message that was sent; over NCCL, the current stream does at the end.
+    return work(index, tensor.device(), {.waits_at_end = !tensor.is_cpu()});
   }
 
   std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
@@ -177,7 +149,7 @@ class PlannedCommunicator final : public Communicator {
     }
     const int64_t index = note_issue(comm::CollectiveKind::kMessage, id, output.numel(), output,
                                      {.from = world_rank(from), .to = world_rank(rank_), .meeting = meeting});
-    return std::make_unique<PlannedWork>(tape_, index, output.device(), nullptr, nullptr, std::move(arrival));
+    return work(index, output.device(), {.arrival = std::move(arrival)});
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
@@ -323,8 +295,8 @@ class PlannedCommunicator final : public Communicator {
     AtEnd reading = at_end([buffer] { buffer->read(); });
     const int64_t index =
         note_issue(comm::CollectiveKind::kAllGather, id, output.numel(), input, {.in_place = in_place});
-    return std::make_unique<PlannedWork>(tape_, index, input.device(), in_place ? nullptr : reading,
-                                         in_place ? reading : nullptr);
+    return work(index, input.device(),
+                {.until_waited = in_place ? nullptr : reading, .until_destroyed = in_place ? reading : nullptr});
   }
 
   struct Way {
@@ -342,7 +314,11 @@ class PlannedCommunicator final : public Communicator {
                               const Way& way) {
     AtEnd in_flight = sent.is_cpu() && payloads_ ? take_payload(kind, numel, sent, way.contributes) : nullptr;
     const int64_t index = note_issue(kind, id, numel, sent, way);
-    return std::make_unique<PlannedWork>(tape_, index, sent.device(), std::move(in_flight), nullptr);
+    return work(index, sent.device(), {.until_waited = std::move(in_flight)});
+  }
+
+  std::unique_ptr<Work> work(int64_t index, c10::Device device, PlannedWork::Ends ends) {
+    return std::make_unique<PlannedWork>(tape_, index, device, std::move(ends));
   }
 
   AtEnd take_payload(comm::CollectiveKind kind, int64_t numel, const at::Tensor& sent, bool contributes) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "planner/report/stage_document.h"
-#include "planner/report/text_row.h"
 #include "report_page/page_text.h"
 
 namespace fsdp::planner {
@@ -121,12 +120,10 @@ Table units_table(const ordered_json& units) {
 Table stages_table(const ordered_json& ranks) {
   Table table{.columns = {"Rank", "Part of the model", "Parameters", "Verdict", "Memory", "Computes"}, .rows = {}};
   for (const ordered_json& rank : ranks) {
-    const bool has_time = rank.contains("step_seconds");
-    const double busy = has_time ? rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>() : 0;
-    table.rows.push_back({rank.at("rank").dump(),
-                          {stages_text(rank), grouped_digits(rank.at("parameters").get<int64_t>()),
-                           rank.at("verdict").get<std::string>(), size_cell(rank.at("bytes")),
-                           has_time ? fixed_text(100 * busy, 0) + " % of the step" : "–"}});
+    table.rows.push_back(
+        {rank.at("rank").dump(),
+         {stages_text(rank), grouped_digits(rank.at("parameters").get<int64_t>()),
+          rank.at("verdict").get<std::string>(), size_cell(rank.at("bytes")), busy_text(rank).value_or("–")}});
   }
   return table;
 }

@@ -3,7 +3,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <iomanip>
 #include <sstream>
@@ -128,10 +127,7 @@ std::string pipeline_rows(const ordered_json& pipeline) {
                               pipeline.at("micro_batches").get<int64_t>(), " micro-batches)\n");
   for (const ordered_json& rank : pipeline.at("ranks")) {
     std::string figures = c10::str(rank.at("verdict").get<std::string>(), "; ", stages_text(rank));
-    if (rank.contains("step_seconds")) {
-      const double busy = rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>();
-      figures = c10::str("computes ", std::lround(100 * busy), " % of the step; ", figures);
-    }
+    if (const auto busy = busy_text(rank)) figures = c10::str("computes ", *busy, "; ", figures);
     text += row(2, c10::str("rank ", rank.at("rank").get<int>()), bytes(rank.at("bytes")), figures);
   }
   return text;

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "planner/report/text_row.h"
+
 namespace fsdp::planner {
 
 nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, const trainer::ShardedParts& parts,
@@ -24,6 +26,12 @@ nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, con
     for (const char* figure : {"compute_seconds", "step_seconds"}) document[figure] = plan["time"].at(figure);
   }
   return document;
+}
+
+std::optional<std::string> busy_text(const nlohmann::ordered_json& rank) {
+  if (!rank.contains("step_seconds")) return std::nullopt;
+  const double share = rank["compute_seconds"].get<double>() / rank["step_seconds"].get<double>();
+  return fixed_text(100 * share, 0) + " % of the step";
 }
 
 std::string stages_text(const nlohmann::ordered_json& rank) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "setup/pipeline_layout.h"
@@ -17,5 +18,8 @@ nlohmann::ordered_json stage_document(const trainer::PipelineLayout& layout, con
 
 // "embedding, block 0; block 3": the parts of such a rank.
 std::string stages_text(const nlohmann::ordered_json& rank);
+
+// "54 % of the step": the time in which such a rank computes, or nothing if the plan has no times.
+std::optional<std::string> busy_text(const nlohmann::ordered_json& rank);
 
 }  // namespace fsdp::planner

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "config/errors.h"
+#include "planner/memory/forecast.h"
 #include "planner/run/child_answers.h"
 
 namespace fsdp::planner {
@@ -91,12 +91,13 @@ std::vector<Answer> plans_of(const PipelineRanks& ranks, const PlanOfRank& plan)
 }
 
 // The worst verdict comes first, and of equal ones the most bytes.
-std::pair<size_t, int64_t> need_of(const Answer& answer) {
-  constexpr std::array kVerdicts = {"fits", "tight", "does not fit"};
+std::pair<Verdict, int64_t> need_of(const Answer& answer) {
   const ordered_json& stage = answer.result.at("stage");
-  const auto verdict = std::find(kVerdicts.begin(), kVerdicts.end(), stage.at("verdict").get<std::string>());
-  const auto severity = static_cast<size_t>(verdict - kVerdicts.begin()) % kVerdicts.size();  // unknown: as fits
-  return {severity, stage.at("bytes").get<int64_t>()};
+  Verdict verdict = Verdict::kFits;
+  for (const Verdict worse : {Verdict::kTight, Verdict::kDoesNotFit}) {
+    if (stage.at("verdict") == to_string(worse)) verdict = worse;
+  }
+  return {verdict, stage.at("bytes").get<int64_t>()};
 }
 
 }  // namespace

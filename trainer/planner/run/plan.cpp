@@ -151,7 +151,7 @@ ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions&
                                            .vocabulary = run.vocabulary(),
                                            .splits_weights = config.parallelism.tensor_degree > 1},
                                           place.replay());
-  if (!options.trace.empty() && place.writes_trace) {
+  if (place.writes_trace) {
     const MemoryUse& use = memory.device ? memory.device->use : memory.host.use;
     write_time_trace(options.trace, place.rank, time_trace(run.tape(), time, use, run.stop_trace()));
   }
@@ -168,22 +168,26 @@ ordered_json units_of(const PlannedRun& run) {
   return units;
 }
 
+PlanTarget target_of(const PlanOptions& options, const PlannedPlace& place) {
+  const Cluster& cluster = options.cluster;
+  return {
+      .has_device = cluster.device.has_value(),
+      .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host, .peers = place.peers},
+      .rank = place.rank,
+      .threads = cluster.host_speed ? cluster.host_speed->threads : trainer::threads_of_rank(cluster.ranks_per_host),
+      .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
+      .notes_accesses = options.stack.fusion != Fusion::kNone,
+      .document_tokens = options.document_tokens};
+}
+
 ordered_json plan_rank(const Config& config, const PlanOptions& options, const PlannedPlace& place) {
   const Cluster& cluster = options.cluster;
   const auto begin = [&](const std::string& part) {
     if (options.progress && place.shows_progress()) options.progress(part);
   };
   begin("making the model");
-  PlannedRun run(
-      config,
-      {.has_device = cluster.device.has_value(),
-       .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host, .peers = place.peers},
-       .rank = place.rank,
-       .threads = cluster.host_speed ? cluster.host_speed->threads : trainer::threads_of_rank(cluster.ranks_per_host),
-       .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
-       .notes_accesses = options.stack.fusion != Fusion::kNone,
-       .document_tokens = options.document_tokens});
-  if (!options.trace.empty()) run.trace();
+  PlannedRun run(config, target_of(options, place));
+  if (place.writes_trace) run.trace();
   for (int step = 1; step <= kSteps; ++step) {
     begin(c10::str("step ", step, " of ", kSteps));
     run.step();
@@ -217,11 +221,12 @@ PlanOptions with_rank_to_trace(const Config& config, PlanOptions options) {
 
 ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const auto degree = static_cast<int>(config.parallelism.pipeline_degree);
-  if (degree == 1) return plan_rank(config, options, {.rank = options.rank.value_or(0), .writes_trace = true});
-  if (!options.rank && !options.trace.empty()) return plan_here(config, with_rank_to_trace(config, options));
+  const bool traces = !options.trace.empty();
+  if (degree == 1) return plan_rank(config, options, {.rank = options.rank.value_or(0), .writes_trace = traces});
+  if (!options.rank && traces) return plan_here(config, with_rank_to_trace(config, options));
   const PipelineRanks ranks{.stages = degree, .of_stage = options.cluster.ranks() / degree, .chosen = options.rank};
   ordered_json document = plan_pipeline(ranks, [&](int rank, PlannedPeers& peers) {
-    return plan_rank(config, options, {.rank = rank, .peers = &peers, .writes_trace = rank == options.rank});
+    return plan_rank(config, options, {.rank = rank, .peers = &peers, .writes_trace = traces && rank == options.rank});
   });
   document["pipeline"] = {{"schedule", config.parallelism.pipeline_schedule},
                           {"micro_batches", config.steps.gradient_accumulation_steps},
