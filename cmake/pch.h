@@ -13,3 +13,4 @@
 #include <vector>
 
 #include "json_pch.h"
+#include "virtual_functions.h"

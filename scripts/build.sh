@@ -4,9 +4,10 @@
 # gets none, so that what only they need may be missing. CXX: the compiler of a folder that is configured for the first time.
 source "$(dirname "$0")/common.sh"
 
-# ccache must look past time stamps to use what it has with precompiled headers.
+# ccache must look past time stamps to use what it has with precompiled headers. It takes the list of headers from the
+# compiler (CCACHE_DEPEND): preprocessing a file, precompiled headers included, costs a quarter of compiling it.
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 
 torch=$(torch_dir)
 settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch")
