@@ -1,6 +1,7 @@
 // Covers every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation,
 // number of ranks and cut in at least one run. Each run is compared with one process.
 #include <array>
+#include <limits>
 
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
@@ -203,7 +204,9 @@ TEST_P(Matrix, TrainsAsOneProcess) {
     for (const auto& [name, tensor] : train_sharded(c, world)) {
       const double change = (want.at(name) - before.at(name)).norm().item<double>();
       const double error = (tensor - want.at(name)).norm().item<double>();
-      EXPECT_LE(error, c.tolerance() * change) << name << ", change " << change;
+      // Sums in another order round a weight another way, which may be all that differs after small changes.
+      const double rounding = std::numeric_limits<float>::epsilon() * want.at(name).norm().item<double>();
+      EXPECT_LE(error, c.tolerance() * change + rounding) << name << ", change " << change;
     }
   });
 }
