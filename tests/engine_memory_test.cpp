@@ -166,7 +166,7 @@ Largest largest(ShardedModule& sharded, Bytes bytes) {
 int64_t gradient_bytes(engine::Unit& unit) {
   int64_t sum = 0;
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    sum += unit.gradient(i) ? unit.gradient(i)->buffer_nbytes() : 0;
+    sum += unit.gradients().of(i) ? unit.gradients().of(i)->buffer_nbytes() : 0;
   }
   return sum;
 }

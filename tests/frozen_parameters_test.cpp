@@ -47,7 +47,7 @@ void expect_one_frozen_part(ShardedModule& sharded, bool automatic) {
   ASSERT_EQ(root.flat_parameters().size(), 2);
   for (size_t i = 0; i < 2; ++i) {
     const flat::FlatParameter& flat = *root.flat_parameters()[i];
-    EXPECT_EQ(root.gradient(i) != nullptr, flat.requires_grad());
+    EXPECT_EQ(root.gradients().of(i) != nullptr, flat.requires_grad());
     EXPECT_EQ(flat.layout().unpadded_numel(), flat.requires_grad() ? trainable : 25 + 30);
     if (flat.requires_grad()) {
       // The captured gradients and their copies in the buffer.

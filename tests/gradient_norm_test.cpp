@@ -47,7 +47,7 @@ std::pair<int, int> known_of_all(ShardedModule& sharded) {
   int known = 0, all = 0;
   for (const auto& unit : sharded.engine().units()) {
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      known += unit->gradient(i)->leaves().summary().known;
+      known += unit->gradients().of(i)->leaves().summary().known;
       ++all;
     }
   }

@@ -1,6 +1,7 @@
 #include "engine/capture_hooks.h"
 
 #include "engine/engine.h"
+#include "engine/membership.h"
 #include "torch_seams/gradient_hooks.h"
 
 namespace fsdp::engine {
@@ -27,7 +28,7 @@ void hook_gradients(flat::ShardedParameter& parameter) {
     Unit* unit = unit_of(*owner);
     if (!unit) return;
     const flat::ShardedParameter& arrived = unit->parameter(owner->index);
-    unit->check_membership(arrived);
+    check_membership(*unit, arrived);
     TORCH_CHECK(arrived.requires_grad, "fsdp: ", unit->where(), ": requires_grad of parameter '", arrived.fqn,
                 "' was set while its unit was in use, too late for this forward and backward. Set it between steps");
   });

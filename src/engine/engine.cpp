@@ -8,6 +8,7 @@
 #include "base/finally.h"
 #include "comm/checked/checked_communicator.h"
 #include "comm/checked/collective_monitor.h"
+#include "engine/requires_grad.h"
 #include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
@@ -84,7 +85,7 @@ Engine& Engine::current() {
 // ---------------------------------------------------------------- uses
 
 void Engine::enter(Unit& unit, int64_t parameter) {
-  if (!gatherer_.visits(unit) && !seams::in_backward() && unit.requires_grad_changed()) {
+  if (!gatherer_.visits(unit) && !seams::in_backward() && requires_grad_changed(unit)) {
     preparation_.follow_requires_grad();
   }
   preparation_.ensure();
@@ -123,7 +124,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   const bool complete = memory_.explaining(
       [&] { return c10::str("capturing the gradient of '", unit.parameter(index).fqn, "', unit '", unit.name(), "'"); },
       [&] {
-        if (!gatherer_.visits(unit) && !unit.captures()) gradients_.reduce_before(unit);
+        if (!gatherer_.visits(unit) && !unit.gradients().capturing()) gradients_.reduce_before(unit);
         return gradients_.capture(unit, index, copy.defined() ? copy : gradient);
       });
   // The rest of this backward does not use the unit, unless it has frozen parameters, or the backward runs inside

@@ -5,7 +5,9 @@
 #include <deque>
 
 #include "base/finally.h"
+#include "engine/membership.h"
 #include "engine/whole_parameters.h"
+#include "flat/rank_order.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
@@ -160,7 +162,7 @@ void for_each_full_parameter(Engine& engine, const std::function<void(const std:
   engine.preparation().ensure();
   const bool visits = !options.rank0_only || engine.mesh().is_first();
   for (const auto& unit : engine.units()) {
-    unit->check_membership();
+    check_membership(*unit);
     for (const auto& flat : unit->flat_parameters()) {
       at::Tensor full = gather_values(*unit, *flat);
       for (size_t i = 0; (visits || flat->is_part()) && i < flat->parameters().size(); ++i) {

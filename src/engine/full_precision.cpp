@@ -13,7 +13,7 @@ void check_may_switch(Unit& unit) {
       !unit.buffers.gathered(), "fsdp: ", unit.where(),
       ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    const FlatGradient* gradient = unit.gradient(i);
+    const FlatGradient* gradient = unit.gradients().of(i);
     TORCH_CHECK(!gradient || !gradient->accumulating(), "fsdp: ", unit.where(),
                 ": full precision cannot be switched while gradients are accumulated without communication");
   }

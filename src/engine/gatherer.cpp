@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "engine/membership.h"
 #include "engine/uncounted_writes.h"
 #include "schedule/block_places.h"
 #include "schedule/memory_bounds.h"
@@ -82,7 +83,7 @@ void Gatherer::gather_for_visit(Unit& unit) {
     base::MutexLock lock(unit.mutex);
     if (!unit.use.forbidden()) ensure_issued(unit);
   }
-  for (Unit* wanted : unit.prefetched_by_user(pass_now())) {
+  for (Unit* wanted : unit.switches().prefetched(pass_now())) {
     explaining(*wanted, [&] {
       if (begin_prefetch(*wanted)) wanted->note_requested();
     });
@@ -118,7 +119,7 @@ void Gatherer::prefetch() {
   const OverlapOptions& overlap = context_.options.overlap;
   const bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
   const ScheduledUnit* visited = residency_.visited();  // null when a backward begins
-  if (!predicts || (visited && !as_unit(*visited).prefetched_by_user(pass_now()).empty())) return;
+  if (!predicts || (visited && !as_unit(*visited).switches().prefetched(pass_now()).empty())) return;
   const bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
   const schedule::Residency::Ahead ahead =
       residency_.to_gather_ahead(pass_now(), one_by_one ? 1 : overlap.max_gathered_units);
@@ -270,8 +271,8 @@ void Gatherer::ensure_gathered(Unit& unit) {
 
 void Gatherer::issue_gather(Unit& unit) {
   const Pass pass = pass_now();
-  unit.check_membership();
-  if (context_.streams.apart() && (!unit.gathers_are_ordered() || may_be_written(unit))) {
+  check_membership(unit);
+  if (context_.streams.apart() && (!unit.gather_order().holds() || may_be_written(unit))) {
     tree_.order_gathers_after_writes();
   }
   watch_shards(unit);

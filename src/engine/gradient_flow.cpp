@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "engine/membership.h"
 #include "torch_seams/gradient_hooks.h"
 #include "torch_seams/graph_recording.h"
 
@@ -46,13 +47,13 @@ void GradientFlow::note_use(Unit& unit) {
 bool GradientFlow::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   base::MutexLock lock(unit.mutex);
   const Unit::Place place = unit.place(index);
-  unit.check_membership(place.flat.parameters()[place.parameter]);
+  check_membership(unit, place.flat.parameters()[place.parameter]);
   if (!gradient.defined()) return false;
   const bool is_first = !place.gradient->capturing();
   place.gradient->capture(place.parameter, gradient, pool_);
   if (is_first) trace_.sample_memory();
   unit.sentinels.install(place.flat, place.parameter);
-  return unit.has_all_gradients();
+  return unit.gradients().complete();
 }
 
 // [Note: when gradients are reduced]
@@ -63,7 +64,7 @@ bool GradientFlow::capture(Unit& unit, int64_t index, const at::Tensor& gradient
 // last of the unit's gradients arrives, because some of its parameters may take no part on this rank.
 void GradientFlow::reduce_before(Unit& unit) {
   if (!seams::in_backward()) return;
-  const auto captures = [](const ScheduledUnit& other) { return as_unit(other).captures(); };
+  const auto captures = [](const ScheduledUnit& other) { return as_unit(other).gradients().capturing(); };
   for (ScheduledUnit* due : order_.due(unit, captures)) reduce(as_unit(*due));
 }
 
@@ -80,7 +81,7 @@ bool GradientFlow::syncs_any() const {
 // Reduces all of the unit's gradients, as other ranks do.
 void GradientFlow::reduce(Unit& unit) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    if (FlatGradient* gradient = unit.gradient(i)) reduce(unit, *gradient);
+    if (FlatGradient* gradient = unit.gradients().of(i)) reduce(unit, *gradient);
   }
 }
 
@@ -138,7 +139,7 @@ void GradientFlow::reduce_the_rest() {
   for (const auto& unit : tree_.units()) {
     bool captured = false;
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      FlatGradient* gradient = unit->gradient(i);
+      FlatGradient* gradient = unit->gradients().of(i);
       if (!gradient) continue;
       captured |= (found[next] & kCaptured) != 0;
       if ((found[next++] & kLeft) != 0 && syncs(*unit)) reduce(*unit, *gradient);
@@ -185,8 +186,8 @@ void GradientFlow::discard_captures() {
 void GradientFlow::notice_cleared() const {
   for (const auto& unit : tree_.units()) {
     base::MutexLock lock(unit->mutex);
-    unit->check_membership();
-    unit->notice_cleared_gradients();
+    check_membership(*unit);
+    unit->gradients().notice_cleared();
   }
 }
 

@@ -57,7 +57,7 @@ int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Commu
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       const flat::FlatParameter& flat = *unit->flat_parameters()[i];
       if (flat.publishes()) unit_nbytes += static_cast<int64_t>(flat.shared_unsharded().nbytes()) / group->size();
-      if (const FlatGradient* gradient = unit->gradient(i)) {
+      if (const FlatGradient* gradient = unit->gradients().of(i)) {
         unit_nbytes += gradient->buffer_nbytes();
         shards += flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().gradient));
       }
@@ -87,7 +87,7 @@ int64_t MemoryAccount::gradient_shards_nbytes() {
   int64_t nbytes = 0;
   for (const auto& unit : tree_.units()) {
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const FlatGradient* gradient = unit->kept_gradient(i);
+      const FlatGradient* gradient = unit->gradients().kept(i);
       nbytes += gradient ? gradient->leaves().memory_nbytes() : 0;
     }
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "engine/membership.h"
 #include "engine/whole_parameters.h"
 #include "flat/rank_order.h"
 #include "torch_seams/clean_dispatch.h"
@@ -137,7 +138,7 @@ void update_whole_parameters(Engine& engine, const Update& update) {
   engine.passes().settle_gradients();
   OwnersOfTree owners;
   for (const auto& unit : engine.units()) {
-    unit->check_membership();
+    check_membership(*unit);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) update_flat(*unit, i, owners, update);
   }
 }

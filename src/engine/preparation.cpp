@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/agreement.h"
+#include "engine/requires_grad.h"
 #include "torch_seams/gradient_hooks.h"
 
 namespace fsdp::engine {
@@ -39,13 +40,13 @@ void Preparation::prepare() {
 
 void Preparation::follow_requires_grad() {
   if (seams::in_backward()) return;
-  const auto changed = [](const auto& unit) { return unit->requires_grad_changed(); };
+  const auto changed = [](const auto& unit) { return requires_grad_changed(*unit); };
   if (std::none_of(tree_.units().begin(), tree_.units().end(), changed)) return;
   gradients_.reducer().finish_all();
   invalidate();
   for (const auto& unit : tree_.units()) {
     base::MutexLock lock(unit->mutex);
-    unit->follow_requires_grad();
+    engine::follow_requires_grad(*unit);
   }
 }
 

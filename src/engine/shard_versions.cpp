@@ -11,6 +11,9 @@ uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter
   return sum;
 }
 
+bool GatherOrder::holds() const { return version_ == version_of_shards(unit_.flat_parameters()); }
+void GatherOrder::note() { version_ = version_of_shards(unit_.flat_parameters()); }
+
 uint64_t ShardVersions::current() const { return version_of_shards(unit_.flat_parameters()); }
 
 void ShardVersions::invalidate_saved_values() const {

@@ -2,6 +2,7 @@
 // R4).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,19 @@ class Unit;
 
 // Returns the number of writes to the shards so far.
 uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters);
+
+// Whether gathers of a unit come after all writes to its shards in the order of streams. Threads: safe.
+class GatherOrder {
+ public:
+  explicit GatherOrder(const Unit& unit) : unit_(unit) {}
+
+  bool holds() const;
+  void note();
+
+ private:
+  const Unit& unit_;
+  std::atomic<uint64_t> version_{~uint64_t{0}};  // of the shards when it was noted last
+};
 
 // Threads: guarded by the unit's mutex.
 class ShardVersions {

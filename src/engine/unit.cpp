@@ -6,8 +6,6 @@
 
 #include "engine/capture_hooks.h"
 #include "fsdp/memory_sharing.h"
-#include "torch_seams/dispatch_key.h"
-#include "torch_seams/keyed_storage.h"
 
 namespace fsdp::engine {
 namespace {
@@ -46,7 +44,9 @@ Unit::Unit(UnitContext& context, UnitOrigin origin, const UnitOptions& options)
       origin_(std::move(origin)),
       options_(options),
       name_(join_names(origin_.modules)),
-      groups_(shard_groups(context.options.mesh, options.strategy, name_)) {
+      groups_(shard_groups(context.options.mesh, options.strategy, name_)),
+      gradients_(*this),
+      gather_order_(*this) {
   set_root(false);
 }
 
@@ -73,15 +73,10 @@ flat::FlatParameter& Unit::add_flat(Parameters parameters, at::ScalarType origin
   flat_parameters_.push_back(std::make_unique<flat::FlatParameter>(std::move(parameters), dtypes, position_for_shards(),
                                                                    context_->options.memory, this, num_parameters()));
   flat::FlatParameter& flat = *flat_parameters_.back();
-  gradients_.push_back(flat.requires_grad() ? make_gradient(flat) : nullptr);
+  gradients_.add(flat);
   base::MutexLock lock(mutex);
   buffers.add_flat();
   return flat;
-}
-
-std::unique_ptr<FlatGradient> Unit::make_gradient(flat::FlatParameter& flat) {
-  return std::make_unique<FlatGradient>(flat, context_->options.use_orig_params, source_of_leaf_gradients(flat),
-                                        [this] { return where(); });
 }
 
 flat::ShardPosition Unit::position_for_shards() {
@@ -97,16 +92,6 @@ flat::ShardPosition Unit::position_for_shards() {
     };
   }
   return position;
-}
-
-// Returns memory that other ranks read, if gradients are captured and reduced in the memory of the leaves' gradients
-// and ranks read it in place. Otherwise returns an empty source.
-BufferPool::Source Unit::source_of_leaf_gradients(const flat::FlatParameter& flat) const {
-  const std::shared_ptr<Communicator>& group = groups_.replicate;
-  const bool shared = group && group->memory_sharing().reads_in_place() && flat.position().factor == 1 &&
-                      flat.memory().on_compute_host();
-  return shared ? [group](int64_t nbytes) { return group->memory_sharing().reduction_input(nbytes); }
-                : BufferPool::Source();
 }
 
 void Unit::retire(BufferPool& pool) {
@@ -190,7 +175,7 @@ int64_t Unit::num_parameters() const {
 Unit::Place Unit::place(int64_t index) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     int64_t count = flat_parameters_[i]->layout().num_parameters();
-    if (index < count) return {*flat_parameters_[i], gradients_[i].get(), index};
+    if (index < count) return {*flat_parameters_[i], gradients_.kept(i), index};
     index -= count;
   }
   TORCH_CHECK(false, "fsdp: ", where(), ": no parameter with index ", index);
@@ -213,72 +198,19 @@ void Unit::await_readers() const {
   }
 }
 
-uint64_t Unit::shard_version() const { return version_of_shards(flat_parameters_); }
-
 void Unit::set_full_precision(bool on) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     flat::FlatParameter& flat = *flat_parameters_[i];
     const ParameterMask shown = sentinels.installed(flat);
     auto [compute, reduce] = mixed_dtypes_[i];
     flat.set_dtypes(on ? flat.dtypes().shard : compute, on ? flat.dtypes().shard : reduce);
-    if (gradients_[i]) {
+    if (gradients_.kept(i)) {
       sentinels.install_missing(flat, shown);  // in the other dtype
       for (flat::ShardedParameter& parameter : flat.parameters()) {
         if (parameter.requires_grad && !parameter.capture_hook) hook_capture(parameter);
       }
     }
   }
-}
-
-bool Unit::requires_grad_changed() const {
-  return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
-                     [](const auto& flat) { return flat->requires_grad_changed(); });
-}
-
-void Unit::check_may_follow(size_t index) const {
-  const flat::FlatParameter& flat = *flat_parameters_[index];
-  const std::string& first = flat.parameters().front().fqn;
-  TORCH_CHECK(!gradients_[index] || !gradients_[index]->accumulating(), "fsdp: ", where(),
-              ": requires_grad cannot be changed while gradients are accumulated without communication (parameter '",
-              first, "' or another of its FlatParameter). Change it after the backward that reduces them");
-  for (int64_t i = 1; i < flat.layout().num_parameters() && !context_->options.use_orig_params; ++i) {
-    TORCH_CHECK(flat.wanted_requires_grad(i) == flat.wanted_requires_grad(0), "fsdp: ", where(),
-                ": requires_grad of parameter '", flat.parameters()[static_cast<size_t>(i)].fqn,
-                "' was changed and differs from that of '", first,
-                "', with which it shares a leaf. Change all parameters of '", flat_name(index),
-                "', or set Options::use_orig_params");
-  }
-}
-
-void Unit::follow_requires_grad() {
-  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    if (flat_parameters_[i]->requires_grad_changed()) check_may_follow(i);
-  }
-  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    flat::FlatParameter& flat = *flat_parameters_[i];
-    if (!flat.requires_grad_changed()) continue;
-    flat.follow_requires_grad();
-    if (flat.requires_grad() && !gradients_[i]) gradients_[i] = make_gradient(flat);
-    for (flat::ShardedParameter& parameter : flat.parameters()) {
-      if (parameter.requires_grad && !parameter.capture_hook) hook_capture(parameter);
-    }
-  }
-}
-
-void Unit::check_membership() const {
-  for (const auto& flat : flat_parameters_) {
-    for (const flat::ShardedParameter& parameter : flat->parameters()) check_membership(parameter);
-  }
-}
-
-void Unit::check_membership(const flat::ShardedParameter& p) const {
-  const at::Tensor& tensor = p.tensor;
-  bool member = seams::has_sharded_key(tensor) && seams::storage_owner(tensor) == p.owner.get();
-  TORCH_CHECK(
-      member, "fsdp: ", where(), ": parameter '", p.fqn,
-      "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
-      "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
-      "fully_shard, or write inside ShardedModule::with_full_params");
 }
 
 // ---------------------------------------------------------------- gradients
@@ -288,39 +220,9 @@ bool Unit::trains() const {
                      [](const auto& flat) { return flat->requires_grad(); });
 }
 
-bool Unit::captures() const {
-  return std::any_of(gradients_.begin(), gradients_.end(),
-                     [](const auto& gradient) { return gradient && gradient->capturing(); });
-}
-
-bool Unit::has_all_gradients() const {
-  return std::all_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) {
-    return !gradient || !gradient->flat().requires_grad() || gradient->complete();
-  });
-}
-
 bool Unit::has_frozen() const {
   return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
                      [](const auto& flat) { return flat->num_trained() < flat->layout().num_parameters(); });
-}
-
-// Throws if a leaf was replaced, because an optimizer would train copies that are never gathered.
-void Unit::check_leaves(const flat::FlatParameter& flat) const {
-  for (size_t k = 0; k < flat.parameters().size(); ++k) {
-    TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
-                flat.parameters()[k].fqn,
-                "' was replaced (assignment to .data of a tensor of ShardedModule::"
-                "parameters()): write into it instead");
-  }
-  TORCH_CHECK(flat.flat_leaf().is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
-              flat.parameters().front().fqn, "' and others was replaced: write into it instead");
-}
-
-void Unit::notice_cleared_gradients() {
-  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    check_leaves(*flat_parameters_[i]);
-    if (gradients_[i]) sentinels.notice_cleared(*flat_parameters_[i], *gradients_[i]);
-  }
 }
 
 // ---------------------------------------------------------------- gathering
@@ -328,14 +230,6 @@ void Unit::notice_cleared_gradients() {
 bool Unit::is_pinned() const {
   base::MutexLock lock(mutex);
   return use.pinned();
-}
-
-const std::vector<Unit*>& Unit::prefetched_by_user(Pass pass) const {
-  return pass == Pass::kBackward ? backward_prefetch_ : forward_prefetch_;
-}
-
-void Unit::prefetch(Pass pass, std::vector<Unit*> units) {
-  (pass == Pass::kBackward ? backward_prefetch_ : forward_prefetch_) = std::move(units);
 }
 
 }  // namespace fsdp::engine

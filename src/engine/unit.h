@@ -1,7 +1,6 @@
 // A unit: parameters that are gathered and released together.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,12 +9,12 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "engine/flat_gradient.h"
 #include "engine/gradient_sentinels.h"
 #include "engine/leaf_companions.h"
 #include "engine/shard_groups.h"
 #include "engine/shard_versions.h"
 #include "engine/unit_context.h"
+#include "engine/unit_gradients.h"
 #include "engine/unit_switches.h"
 #include "engine/unit_use.h"
 #include "engine/unsharded_buffers.h"
@@ -116,41 +115,18 @@ class Unit : public schedule::ScheduledUnit {
   // If `on`, uses and reduces parameters in the dtype of the shards, otherwise again as the options say. The unit must
   // be sharded and have no gradients in flight.
   void set_full_precision(bool on);
-  // Whether requires_grad of a parameter or of a leaf was changed since the engine last looked; takes the changes over.
-  // Throws if gradients in progress or a flat leaf cannot follow. Must be called between steps.
-  bool requires_grad_changed() const;
-  void follow_requires_grad();
-  // Throws if a parameter has left the engine (rule R6).
-  void check_membership() const;
-  void check_membership(const flat::ShardedParameter& parameter) const;
 
   // -- gradients --
-  // Returns null for a FlatParameter that is frozen as a whole.
-  FlatGradient* gradient(size_t flat) {
-    return flat_parameters_[flat]->requires_grad() ? kept_gradient(flat) : nullptr;
-  }
-  // Does the same, but not null if it was frozen after it had gradients, which may still be there.
-  FlatGradient* kept_gradient(size_t flat) { return gradients_.at(flat).get(); }
+  UnitGradients& gradients() { return gradients_; }
+  const UnitGradients& gradients() const { return gradients_; }
   // Whether any of its parameters gets gradients, and whether any does not.
   bool trains() const;
   bool has_frozen() const;
-  // captures(): whether this backward has captured gradients that are not being reduced yet. has_all_gradients():
-  // whether it has captured the gradients of all parameters that get any.
-  bool captures() const;
-  bool has_all_gradients() const;
-  // Clears gradients that user code has cleared on the module.
-  void notice_cleared_gradients();
 
   // -- gathering --
   // Whether an operator or a scope of the user keeps it gathered now.
   bool is_pinned() const FSDP_EXCLUDES(mutex);
-  // The units that the user wants gathered when this unit is used in a pass, instead of the expected ones. If empty,
-  // the expected units are gathered.
-  const std::vector<Unit*>& prefetched_by_user(Pass pass) const;
-  void prefetch(Pass pass, std::vector<Unit*> units);
-  // Whether gathers come after all writes to the shards in the order of streams. Threads: safe.
-  bool gathers_are_ordered() const { return ordered_version_ == shard_version(); }
-  void note_gathers_ordered() { ordered_version_ = shard_version(); }
+  GatherOrder& gather_order() { return gather_order_; }
 
   // -- parts that change while the unit is used --
   GradientSentinels sentinels;  // has a lock of its own
@@ -165,12 +141,7 @@ class Unit : public schedule::ScheduledUnit {
   template <typename Parameters>
   flat::FlatParameter& add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
   flat::ShardPosition position_for_shards();
-  BufferPool::Source source_of_leaf_gradients(const flat::FlatParameter& flat) const;
   void name_storages();
-  std::unique_ptr<FlatGradient> make_gradient(flat::FlatParameter& flat);
-  void check_may_follow(size_t flat) const;
-  void check_leaves(const flat::FlatParameter& flat) const;
-  uint64_t shard_version() const;
 
   UnitContext* context_;  // never null
   UnitOrigin origin_;
@@ -182,10 +153,8 @@ class Unit : public schedule::ScheduledUnit {
   std::unique_ptr<PendingCut> pending_cut_;
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
   std::vector<std::unique_ptr<flat::FlatParameter>> flat_parameters_;
-  std::vector<std::unique_ptr<FlatGradient>> gradients_;
-  std::vector<Unit*> forward_prefetch_;
-  std::vector<Unit*> backward_prefetch_;
-  std::atomic<uint64_t> ordered_version_{~uint64_t{0}};
+  UnitGradients gradients_;
+  GatherOrder gather_order_;
   uint64_t generations_[5] = {};  // of next_id(), by pass
 };
 

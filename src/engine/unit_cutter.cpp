@@ -46,8 +46,8 @@ CutItem cut_item(const UseRecord::Use& use) {
     int64_t nbytes = flat.layout().numel(0) * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
     item.nbytes += nbytes;
     item.gathered_nbytes += flat.shard_is_whole() ? 0 : nbytes;
-    item.gradient_nbytes += flat.requires_grad() ? unit->gradient(0)->buffer_nbytes() : 0;
-    item.adopts = use.units.size() == 1 && flat.requires_grad() && unit->gradient(0)->may_adopt();
+    item.gradient_nbytes += flat.requires_grad() ? unit->gradients().of(0)->buffer_nbytes() : 0;
+    item.adopts = use.units.size() == 1 && flat.requires_grad() && unit->gradients().of(0)->may_adopt();
   }
   return item;
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fsdp/options.h"
+#include "fsdp/pass.h"
 
 namespace fsdp::engine {
 
@@ -19,6 +21,15 @@ struct UnitSwitches {
   std::optional<double> divide_factor;
   // Whether backward gathers the unit ahead of its use.
   bool unshard_in_backward = true;
+  // The units to gather when this unit is used, instead of the expected ones. Empty: the expected ones.
+  std::vector<Unit*> forward_prefetch;
+  std::vector<Unit*> backward_prefetch;
+  const std::vector<Unit*>& prefetched(Pass pass) const {
+    return pass == Pass::kBackward ? backward_prefetch : forward_prefetch;
+  }
+  void prefetch(Pass pass, std::vector<Unit*> units) {
+    (pass == Pass::kBackward ? backward_prefetch : forward_prefetch) = std::move(units);
+  }
 };
 
 // ShardedModule's functions of these names for these units of an engine. Ranks compare the switches, and make groups

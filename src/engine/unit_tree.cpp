@@ -4,6 +4,7 @@
 #include <functional>
 #include <iterator>
 
+#include "engine/membership.h"
 #include "torch_seams/keyed_storage.h"
 
 namespace fsdp::engine {
@@ -80,7 +81,7 @@ void UnitTree::for_each_gradient(const std::function<void(const Unit&, FlatGradi
   for (const auto& unit : units_) {
     base::MutexLock lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i)) visit(*unit, *gradient);
+      if (FlatGradient* gradient = unit->gradients().of(i)) visit(*unit, *gradient);
     }
   }
 }
@@ -89,18 +90,18 @@ void UnitTree::for_each_kept_gradient(const std::function<void(const Unit&, Flat
   for (const auto& unit : units_) {
     base::MutexLock lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->kept_gradient(i)) visit(*unit, *gradient);
+      if (FlatGradient* gradient = unit->gradients().kept(i)) visit(*unit, *gradient);
     }
   }
 }
 
 void UnitTree::check_membership() const {
-  for (const auto& unit : units_) unit->check_membership();
+  for (const auto& unit : units_) engine::check_membership(*unit);
 }
 
 void UnitTree::order_gathers_after_writes() const {
   context_.streams.order_gathers_after_writes();
-  for (const auto& unit : units_) unit->note_gathers_ordered();
+  for (const auto& unit : units_) unit->gather_order().note();
 }
 
 }  // namespace fsdp::engine

@@ -29,7 +29,7 @@ WholeGradient gather_gradient(Unit& unit, size_t index) {
   const flat::FlatParameter& flat = *unit.flat_parameters().at(index);
   WholeGradient whole{at::Tensor(), ParameterMask(flat.layout().num_parameters())};
   if (!flat.requires_grad()) return whole;
-  at::Tensor part = unit.gradient(index)->leaves().collect(whole.defined);
+  at::Tensor part = unit.gradients().of(index)->leaves().collect(whole.defined);
   merge_over(unit.groups().shard.get(), whole.defined, unit.next_id(Pass::kUser));
   if (whole.defined.count() > 0) whole.flat = gather_parts(unit, flat, part);
   return whole;
@@ -80,7 +80,7 @@ void SummonedGradients::write_back(size_t index) {
     if (!whole.defined.set(k) || !gradient.is_set_to(place)) place.copy_(gradient);
   }
   at::Tensor part = whole.flat.defined() ? own_part(flat, whole.flat) : at::Tensor();
-  unit_.gradient(index)->set_leaf_gradients(part, whole.defined);
+  unit_.gradients().of(index)->set_leaf_gradients(part, whole.defined);
 }
 
 // Installs the sentinels again for parameters whose shards have gradients.

@@ -7,6 +7,7 @@
 
 #include "base/text_digest.h"
 #include "engine/engine.h"
+#include "engine/membership.h"
 #include "engine/whole_parameters.h"
 #include "flat/rank_order.h"
 #include "fsdp/errors.h"
@@ -53,7 +54,7 @@ constexpr size_t kDigestLength = 32;
 WriteThrough::WriteThrough(Unit& unit, std::string op)
     : unit_(unit), op_(std::move(op)), copies_(unit.flat_parameters().size()) {
   unit_.engine().preparation().ensure();
-  unit_.check_membership();
+  check_membership(unit_);
   check_writable();
   for (size_t i = 0; i < copies_.size(); ++i) {
     copies_[i].written = ParameterMask(unit_.flat_parameters()[i]->layout().num_parameters());

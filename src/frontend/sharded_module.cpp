@@ -146,7 +146,7 @@ void set_prefetch(engine::Engine& engine, const torch::nn::Module& module, const
     std::vector<engine::Unit*> units = units_of(target);
     targets.insert(targets.end(), units.begin(), units.end());
   }
-  for (engine::Unit* unit : units_of(module)) unit->prefetch(pass, targets);
+  for (engine::Unit* unit : units_of(module)) unit->switches().prefetch(pass, targets);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGr
       if (part == parts.end()) part = parts.insert(parts.end(), {groups, optim::NormSum(norm_type)});
       const bool is_compared = engine.mesh().parts && !groups.parts;
       optim::NormSum own(norm_type);
-      add(unit->kept_gradient(i), is_compared ? own : part->second);
+      add(unit->gradients().kept(i), is_compared ? own : part->second);
       part->second.merge(own.sum);
       if (is_compared) of_whole.push_back({own.norm(), unit->flat_parameters()[i]->dtypes().compute});
     }
