@@ -35,9 +35,8 @@ def make_stages(mesh, ranks, stages_per_rank, blocks, width, schedule_class):
         yield PipelineStage(chain, index, count, torch.device("cpu"), group=mesh["pp"].get_group())
 
 
-def main(name, stages_per_rank, data_parallel, micro_batches, blocks, width, rows, steps):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(name, stages_per_rank, data_parallel, micro_batches, blocks, width, rows, steps):
+    """Losses of each micro-batch and seconds of each step, on each rank of a process group."""
     ranks = dist.get_world_size() // data_parallel
     mesh = init_device_mesh("cpu", (ranks, data_parallel), mesh_dim_names=("pp", "dp"))
     schedule_class = get_schedule_class(name)
@@ -70,7 +69,13 @@ def main(name, stages_per_rank, data_parallel, micro_batches, blocks, width, row
         dist.barrier()
         result["seconds"].append(time.perf_counter() - begun)
         result["losses"].append([loss.item() for loss in losses])
-    print(json.dumps(result))
+    return result
+
+
+def main(*setting):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    print(json.dumps(train(*setting)))
     dist.destroy_process_group()
 
 
