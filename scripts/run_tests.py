@@ -157,9 +157,13 @@ def repeat_failures(runs, timeout, reports):
     return unstable
 
 
+# Ranks wait for one another, and Python tests for processes that start: three such programs take no more of the machine
+# than two others.
+LABELS_THAT_WAIT = {"python", "ranks", "processes"}
+
+
 class Slots:
-    """How many programs run at a time. The Python tests often wait for processes that start, so that three of their
-    programs take no more of the machine than two others. Programs get their slots in the order in which they ask."""
+    """How many programs run at a time. They get their slots in the order in which they ask."""
 
     def __init__(self, jobs):
         self.size = self.free = 3 * jobs
@@ -167,7 +171,7 @@ class Slots:
         self.waiting = []
 
     def of(self, program):
-        return 2 if "python" in program.labels else 3
+        return 3 if LABELS_THAT_WAIT.isdisjoint(program.labels) else 2
 
     @contextlib.contextmanager
     def taken_by(self, program):
@@ -306,7 +310,7 @@ def main():
     parser.add_argument(
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="programs at a time; of Python's, half as many again")
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time; of those with ranks, half as many again")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one program")
     options = parser.parse_args()
     os.environ["FSDP_BUILD_DIR"] = str(options.build_dir.resolve())

@@ -321,9 +321,10 @@ def test_fuzz_targets_are_counted_with_the_programs(run_tests, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label", "counts"), [("python", "3 passed, 0 failed"), ("unit", "0 passed, 0 failed, 3 skipped")]
+    ("label", "counts"),
+    [("python", "3 passed, 0 failed"), ("ranks", "3 passed, 0 failed"), ("unit", "0 passed, 0 failed, 3 skipped")],
 )
-def test_three_programs_of_python_take_the_place_of_two(run_tests, label, counts):
+def test_three_programs_that_wait_take_the_place_of_two(run_tests, label, counts):
     programs = {f"{name}_test": MEETING for name in "abc"}
     result = run_tests(programs, "--jobs", "2", labels=dict.fromkeys(programs, label))
     assert last_line(result) == counts
