@@ -310,7 +310,9 @@ def main():
     parser.add_argument(
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="programs at a time; of those with ranks, half as many again")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="programs at a time; of those with ranks, half as many again"
+    )
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one program")
     options = parser.parse_args()
     os.environ["FSDP_BUILD_DIR"] = str(options.build_dir.resolve())
