@@ -16,6 +16,7 @@
 #include "torch_pch.h"
 
 #ifdef __clang__
+// Uses the templates that most tests use, so that the precompiled header holds their instances.
 namespace fsdp::precompiled {
 
 inline void use_expectations(const nlohmann::json& object, const nlohmann::ordered_json& ordered,

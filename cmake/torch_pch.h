@@ -5,6 +5,7 @@
 #include "virtual_functions.h"
 
 #ifdef __clang__
+// Puts the virtual functions that torch.h brings into the precompiled header.
 namespace fsdp::precompiled {
 
 inline void use_modules() {
@@ -17,7 +18,7 @@ inline void use_modules() {
       ParameterDictImpl, RNNCellImpl, RNNImpl, SequentialImpl, SoftmaxImpl, SoftminImpl, ThresholdImpl,
       TransformerDecoderImpl, TransformerDecoderLayerImpl, TransformerEncoderImpl, TransformerEncoderLayerImpl,
       UnflattenImpl, UnfoldImpl,
-      // Whose functions the classes above override.
+      // Bases whose functions the classes above override.
       Cloneable<ModuleDictImpl>, Cloneable<SequentialImpl>, ConvNdImpl<1, ConvTranspose1dImpl>,
       ConvNdImpl<2, ConvTranspose2dImpl>, ConvNdImpl<3, ConvTranspose3dImpl>>;
 }
