@@ -11,7 +11,7 @@ namespace fsdp::precompiled {
 
 // A destructor needs the table of virtual functions, and so every function in it, also an inherited and a private one.
 template <class Base>
-struct Derived final : Base {};
+struct Derived : Base {};
 
 template <class... Bases>
 void use_virtual_functions(Derived<Bases>*... objects) {
