@@ -6,14 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "base/trace_recorder.h"
-#include "engine/memory_account.h"
-#include "engine/unit_tree.h"
-#include "schedule/residency.h"
+#include "engine/gather_cycle.h"
 
 namespace fsdp::engine {
 
-// schedule::Residency decides what to gather ahead and what to release; the Gatherer acts.
+// schedule::Residency decides what to gather ahead and what to release; the Gatherer acts, each time on one unit and
+// under its lock, through a GatherCycle.
 //
 // Threads: safe, except that the test mode, may_alias and backward_needs_units change while no unit is in use.
 class Gatherer {
@@ -76,8 +74,8 @@ class Gatherer {
   // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
   void set_strict(bool on);
   // Whether shards may serve as unsharded buffers.
-  bool may_alias() const { return may_alias_; }
-  void set_may_alias(bool on) { may_alias_ = on; }
+  bool may_alias() const { return cycle_.may_alias(); }
+  void set_may_alias(bool on) { cycle_.set_may_alias(on); }
 
   // Returns how many bytes the units of the last pass needed that were gathered at the same time.
   int64_t largest_window(Pass pass) const;
@@ -87,23 +85,8 @@ class Gatherer {
  private:
   void release_what_is_stale();
   void make_room_for(Unit& unit, std::optional<Pass> pass);
-  bool begin_prefetch(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  bool gather_ahead(Unit& unit) FSDP_EXCLUDES(unit.mutex);
   void note_held_back(Unit& unit) FSDP_EXCLUDES(unit.mutex);
-  void release_if_idle(Unit& unit) FSDP_EXCLUDES(unit.mutex);
-  void end_reading(Unit& unit) FSDP_EXCLUDES(unit.mutex);
-
-  // Whether the running backward may use values of the unit that an earlier forward saved. A forward inside backward
-  // (in a function whose backward runs modules) does not use them if the unit was used only inside backward passes.
-  bool backward_relies_on(const Unit& unit) const FSDP_REQUIRES(unit.mutex);
-  void notice_shard_writes(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void release_stale(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void gather_to_use(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void ensure_issued(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void ensure_gathered(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void issue_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void finish_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void release(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void remove_from_residency(Unit& unit);
 
   template <typename Gather>
   void explaining(const Unit& unit, const Gather& gather);
@@ -113,13 +96,10 @@ class Gatherer {
   MemoryAccount& memory_;
   base::TraceRecorder& trace_;
   schedule::Residency residency_;
-  std::atomic<bool> may_alias_{true};
+  GatherCycle cycle_;
   std::atomic<bool> backward_needs_units_{true};
   bool strict_ = false;
   std::vector<Unit*> left_by_backward_;  // gathered, and not used since
-  std::atomic<int64_t> all_gathers_{0};
-  std::atomic<int64_t> prefetches_{0};
-  std::atomic<int64_t> prefetches_wasted_{0};
 };
 
 }  // namespace fsdp::engine
