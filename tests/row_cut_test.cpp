@@ -183,6 +183,28 @@ TEST_P(RowCut, StatesOfSlicesLoadIntoRowsAndBack) {
   });
 }
 
+Tensors large_tensors() { return {numbers({513, 600}), numbers({300, 400}), numbers({3})}; }
+
+// Over Gloo, parts of this size are gathered straight to their places, without a second copy of the unit.
+TEST_P(RowCut, LargeUnitsAreWholeAndTakeNoOtherMemory) {
+  on_ranks([](const World& world) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      Bag bag(large_tensors());
+      Options options = row_options(world);
+      options.param_dtype = dtype;
+      auto sharded = fully_shard(bag, options);
+      Tensors want;
+      for (const torch::Tensor& tensor : large_tensors()) want.push_back(tensor.to(dtype));
+      expect_values(bag, want);
+      if (world->size() == 1 || !world->gathers_ranges()) continue;
+      const EngineStats stats = sharded->diagnostics().stats();
+      const int64_t padded = sharded->engine().units().front()->flat_parameters().front()->layout().padded_numel();
+      EXPECT_EQ(stats.all_gathers, 1);
+      EXPECT_EQ(stats.peak_gathered_bytes, padded * static_cast<int64_t>(c10::elementSize(dtype)));
+    }
+  });
+}
+
 TEST_P(RowCut, OneCollectiveForEachUnit) {
   on_ranks([](const World& world) {
     auto model = testing::make_tiny_lm({});

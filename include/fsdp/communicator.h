@@ -84,6 +84,16 @@ struct SplitCounts {
   std::vector<int64_t> receive;
 };
 
+// Elements [begin, begin + numel) of a tensor.
+struct ElementRange {
+  int64_t begin = 0;
+  int64_t numel = 0;
+  bool operator==(const ElementRange& other) const { return begin == other.begin && numel == other.numel; }
+};
+
+// The ranges of each rank, in rank order.
+using RankRanges = std::vector<std::vector<ElementRange>>;
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -96,6 +106,16 @@ class Communicator {
   // Gathers `input` (n elements, 1-D, contiguous) of every rank into `output` (size() * n elements) in rank order.
   // `input` may be this rank's slice of `output` (in place), which avoids the local copy.
   virtual std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) = 0;
+
+  // Whether this communicator has all_gather_ranges, for tensors in host memory.
+  virtual bool gathers_ranges() const { return false; }
+
+  // An all-gather in place of parts that lie apart: gathers the elements of `tensor` (1-D, contiguous, of equal size
+  // and dtype on all ranks) that are in the ranges of a rank from that rank into the other ranks' tensors. Elements in
+  // no range stay as they are. `ranges`: size() lists, the same on all ranks; they do not overlap and may be empty.
+  // Spares the copies around an all_gather where a rank's part is not one slice. Each range is a message of its own, so
+  // this pays for large ones. Throws if gathers_ranges() is false, which is the default.
+  virtual std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges, const CollectiveId& id);
 
   // Reduces `input` (size() * n elements, the same dtype on all ranks) over the ranks; `output` (n elements) receives
   // the part of this rank. `output` may have another floating dtype than `input`. `flags` (may be empty; same length on

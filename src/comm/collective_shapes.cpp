@@ -77,6 +77,19 @@ void check_all_gather(const at::Tensor& output, const at::Tensor& input, int siz
               " elements, expected ", size, " ranks times ", input.numel());
 }
 
+void check_all_gather_ranges(const at::Tensor& tensor, const RankRanges& ranges, int size, const CollectiveId& id) {
+  check_flat(tensor, "tensor", "all-gather", id);
+  TORCH_CHECK(ranges.size() == static_cast<size_t>(size), describe("all-gather", id), ": there are ranges of ",
+              ranges.size(), " ranks for a group of ", size, " ranks");
+  for (size_t rank = 0; rank < ranges.size(); ++rank) {
+    for (const ElementRange& range : ranges[rank]) {
+      TORCH_CHECK(range.begin >= 0 && range.numel >= 0 && range.begin <= tensor.numel() - range.numel,
+                  describe("all-gather", id), ": the ", range.numel, " elements from ", range.begin, " on, of rank ",
+                  rank, ", are not in a tensor of ", tensor.numel());
+    }
+  }
+}
+
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id) {
   check_flat_pair(output, input, "reduce-scatter", id);
   check_reducible(output, input, "reduce-scatter", id);

@@ -28,6 +28,7 @@ std::string describe(const std::string& kind, const CollectiveId& id);
 // Each throws an error that names the collective and the sizes, unless the tensors are 1-D, contiguous, and fit
 // together as communicator.h requires.
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
+void check_all_gather_ranges(const at::Tensor& tensor, const RankRanges& ranges, int size, const CollectiveId& id);
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
 void check_broadcast(const at::Tensor& tensor, int root, int size, const CollectiveId& id);

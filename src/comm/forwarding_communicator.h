@@ -24,6 +24,11 @@ class ForwardingCommunicator : public Communicator {
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
     return inner_->all_gather(std::move(output), std::move(input), id);
   }
+  bool gathers_ranges() const override { return inner_->gathers_ranges(); }
+  std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                          const CollectiveId& id) override {
+    return inner_->all_gather_ranges(std::move(tensor), ranges, id);
+  }
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                        const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override {
     return inner_->reduce_scatter(std::move(output), std::move(input), options, id, flags);

@@ -25,6 +25,16 @@ int64_t nbytes_in_block(const flat::FlatParameter& flat) {
   return schedule::BlockPlaces::rounded(unsharded_nbytes_of(flat));
 }
 
+// Whether the parts of all ranks go straight to their places, each in a message of its own. Below this size of a part,
+// one message for all of them and a copy cost less.
+bool gathers_into_place(const flat::FlatParameter& flat, const at::Tensor& full, const Communicator& group) {
+  constexpr int64_t kWorthAMessage = 64 << 10;
+  const flat::FlatLayout& layout = flat.layout();
+  if (layout.is_in_rank_order() || flat.position().factor == 1 || !full.is_cpu() || !group.gathers_ranges())
+    return false;
+  return layout.shard_numel() * full.element_size() >= kWorthAMessage * layout.num_parameters();
+}
+
 // Does the only cast of a unit and pass. Values from the host are copied as they are and cast on the device. Otherwise
 // the host would have to wait for the copy.
 void copy_shard(const flat::FlatParameter& flat, const at::Tensor& own, BufferPool& pool) {
@@ -133,6 +143,10 @@ std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Te
   const std::shared_ptr<Communicator>& group = unit_.groups().shard;
   const flat::ShardPosition& position = flat.position();
   if (reads_in_place(index) && flat.publishes()) return publish(flat, full, pass);
+  if (gathers_into_place(flat, full, *group)) {
+    copy_own_part(flat, flat.shard(), full);
+    return group->all_gather_ranges(full, ranges_in_whole(flat.layout()), unit_.next_id(pass));
+  }
   at::Tensor& gathered = in_rank_order_[index];
   gathered = flat.layout().is_in_rank_order()
                  ? full

@@ -111,6 +111,17 @@ void copy_own_part(const FlatParameter& flat, const at::Tensor& like_shard, cons
   }
 }
 
+RankRanges ranges_in_whole(const FlatLayout& layout) {
+  RankRanges ranges(static_cast<size_t>(layout.sharding_factor()));
+  for (size_t rank = 0; rank < ranges.size(); ++rank) {
+    for (int64_t i = 0; i < layout.num_parameters(); ++i) {
+      const ParameterSlice part = layout.slice(i, static_cast<int64_t>(rank));
+      if (part.numel() > 0) ranges[rank].push_back({layout.offset(i) + part.begin, part.numel()});
+    }
+  }
+  return ranges;
+}
+
 at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole) {
   const FlatLayout& layout = flat.layout();
   if (layout.is_in_rank_order()) return range(whole, flat.position().rank * layout.shard_numel(), layout.shard_numel());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flat/flat_parameter.h"
+#include "fsdp/communicator.h"
 
 namespace fsdp::flat {
 
@@ -20,6 +21,8 @@ void copy_to_rank_order(const FlatParameter& flat, const at::Tensor& whole, cons
 
 // Copies this rank's parts from a tensor that is laid out like the shard into a whole buffer.
 void copy_own_part(const FlatParameter& flat, const at::Tensor& like_shard, const at::Tensor& whole);
+// Returns the elements of a whole buffer that each rank holds, without padding.
+RankRanges ranges_in_whole(const FlatLayout& layout);
 // Returns this rank's parts of a whole buffer, laid out like the shard, with padding of zeros. It is a view of the
 // buffer if the orders are the same.
 at::Tensor own_part(const FlatParameter& flat, const at::Tensor& whole);

@@ -243,6 +243,12 @@ std::unique_ptr<Work> CheckedCommunicator::all_gather(at::Tensor output, at::Ten
   return issue_checked(identity, [&] { return inner()->all_gather(std::move(output), std::move(input), id); });
 }
 
+std::unique_ptr<Work> CheckedCommunicator::all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                                             const CollectiveId& id) {
+  const auto& identity = identify(CollectiveKind::kAllGather, id, tensor, tensor.scalar_type(), {}, nullptr);
+  return issue_checked(identity, [&] { return inner()->all_gather_ranges(std::move(tensor), ranges, id); });
+}
+
 std::unique_ptr<Work> CheckedCommunicator::reduce_scatter(at::Tensor output, at::Tensor input,
                                                           const ReduceOptions& options, const CollectiveId& id,
                                                           std::vector<uint64_t>* flags) {

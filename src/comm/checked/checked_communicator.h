@@ -42,6 +42,7 @@ class CheckedCommunicator final : public ForwardingCommunicator {
   static std::shared_ptr<CollectiveMonitor> monitor_over(Communicator& inner);
 
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
+  std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges, const CollectiveId& id) override;
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                        const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,

@@ -48,6 +48,28 @@ void AllGather::finish() {
   exchange_.finish();
 }
 
+AllGatherRanges::AllGatherRanges(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor,
+                                 const RankRanges& ranges, const CollectiveId& id)
+    : Collective(std::move(context),
+                 identify(CollectiveKind::kAllGather, id, tensor, tensor.scalar_type(), 1.0, nullptr), nullptr) {
+  const auto for_each_range_of = [&](int rank, auto action) {
+    for (const ElementRange& range : ranges[static_cast<size_t>(rank)]) {
+      action(tensor.narrow(0, range.begin, range.numel));
+    }
+  };
+  for_each_peer(
+      [&](int peer) { for_each_range_of(peer, [&](const at::Tensor& range) { exchange_.receive(peer, range); }); });
+  for_each_peer([&](int peer) {
+    for_each_range_of(exchange_.rank(), [&](const at::Tensor& range) { exchange_.send(peer, range); });
+  });
+}
+
+void AllGatherRanges::finish() {
+  exchange_.agree();
+  exchange_.wait_received();
+  exchange_.finish();
+}
+
 ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
                              const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
     : Collective(std::move(context),

@@ -38,6 +38,14 @@ class AllGather final : public Collective {
   void finish() override;
 };
 
+// Each rank sends each of its ranges directly into the same range of the other ranks' tensors.
+class AllGatherRanges final : public Collective {
+ public:
+  AllGatherRanges(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, const RankRanges& ranges,
+                  const CollectiveId& id);
+  void finish() override;
+};
+
 // Each rank receives the others' contributions to its slice into staging memory and sums them in rank order.
 class ReduceScatter final : public Collective {
  public:

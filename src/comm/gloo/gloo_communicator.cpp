@@ -66,6 +66,14 @@ class GlooCommunicator final : public Communicator, public Failable {
     return issue<AllGather>(std::move(output), input, id);
   }
 
+  bool gathers_ranges() const override { return true; }
+  std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                          const CollectiveId& id) override {
+    check_all_gather_ranges(tensor, ranges, size(), id);
+    check_on_host(tensor, "all-gather", id);
+    return issue<AllGatherRanges>(tensor, ranges, id);
+  }
+
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                        const CollectiveId& id, std::vector<uint64_t>* flags) override {
     check_reduce_scatter(output, input, size(), id);

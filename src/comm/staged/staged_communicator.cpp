@@ -62,6 +62,12 @@ class StagedCommunicator final : public Communicator, public Failable {
     return std::make_unique<StagedWork>(std::move(work), std::move(output), std::move(gathered));
   }
 
+  bool gathers_ranges() const override { return host_->gathers_ranges(); }
+  std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                          const CollectiveId& id) override {
+    return host_->all_gather_ranges(std::move(tensor), ranges, id);
+  }
+
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                        const CollectiveId& id, std::vector<uint64_t>* flags) override {
     if (output.defined() && output.is_cpu()) {

@@ -63,6 +63,11 @@ std::unique_ptr<Work> FaultyCommunicator::all_gather(at::Tensor output, at::Tens
   return issue_with_faults([&] { return inner()->all_gather(output, input, id); });
 }
 
+std::unique_ptr<Work> FaultyCommunicator::all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                                            const CollectiveId& id) {
+  return issue_with_faults([&] { return inner()->all_gather_ranges(tensor, ranges, id); });
+}
+
 std::unique_ptr<Work> FaultyCommunicator::reduce_scatter(at::Tensor output, at::Tensor input,
                                                          const ReduceOptions& options, const CollectiveId& id,
                                                          std::vector<uint64_t>* flags) {

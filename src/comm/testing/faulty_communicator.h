@@ -33,6 +33,7 @@ class FaultyCommunicator final : public ForwardingCommunicator {
   FaultyCommunicator(std::shared_ptr<Communicator> inner, std::vector<Fault> faults);
 
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
+  std::unique_ptr<Work> all_gather_ranges(at::Tensor tensor, const RankRanges& ranges, const CollectiveId& id) override;
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                        const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,

@@ -64,6 +64,12 @@ std::unique_ptr<Work> RecordingCommunicator::all_gather(at::Tensor output, at::T
   return wrap(inner()->all_gather(std::move(output), std::move(input), id), std::move(event));
 }
 
+std::unique_ptr<Work> RecordingCommunicator::all_gather_ranges(at::Tensor tensor, const RankRanges& ranges,
+                                                               const CollectiveId& id) {
+  auto event = record_issue(CollectiveKind::kAllGather, id, tensor.numel(), tensor.scalar_type());
+  return wrap(inner()->all_gather_ranges(std::move(tensor), ranges, id), std::move(event));
+}
+
 std::unique_ptr<Work> RecordingCommunicator::reduce_scatter(at::Tensor output, at::Tensor input,
                                                             const ReduceOptions& options, const CollectiveId& id,
                                                             std::vector<uint64_t>* flags) {
