@@ -1,9 +1,3 @@
-#ifndef USE_DISTRIBUTED
-#define USE_DISTRIBUTED
-#endif
-#ifndef USE_C10D_GLOO
-#define USE_C10D_GLOO
-#endif
 #include "comm/gloo/gloo_transport.h"
 
 #include <ATen/ops/from_blob.h>
@@ -11,9 +5,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <pthread.h>
-#include <signal.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +24,7 @@
 #include "comm/error_text.h"
 #include "comm/failure.h"
 #include "comm/family_failure.h"
-#include "comm/meeting/group_store.h"
+#include "comm/gloo/gloo_connection.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "fsdp/backends.h"
 #include "torch_seams/gloo_thread.h"
@@ -77,46 +69,6 @@ class GlooMessage final : public Message {
 
 namespace {
 
-void ignore_sigpipe() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action{};
-    if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
-  });
-}
-
-// Tells the other ranks why this one does not connect, as far as the store can still be reached.
-void leave(GroupStore& store, int rank, int size, const std::exception& error) {
-  try {
-    store.give_up(first_line(error));
-    if (rank == 0) let_others_read(size);
-  } catch (const std::exception&) {
-    // The others run into their timeout.
-  }
-}
-
-// `store`: the store of this group alone.
-c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
-                                                   const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                   const GlooOptions& options) {
-  ignore_sigpipe();
-  const std::string host = options.host.empty() ? point.local_address() : options.host;
-  auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
-  settings->threads = 1;
-  const auto shared = c10::make_intrusive<GroupStore>(store, rank, size, point.name());
-  try {
-    settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(shared, rank, size, settings);
-  } catch (const CommunicationError& error) {
-    leave(*shared, rank, size, error);
-    throw;
-  } catch (const std::exception& error) {
-    leave(*shared, rank, size, error);
-    TORCH_CHECK_WITH(DistNetworkError, false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ",
-                     host, " (rendezvous at ", point.name(), "): ", first_line(error));
-  }
-}
-
 // Returns the memory of a tensor without a reference to the tensor, because c10d's works keep their tensors for as long
 // as they live.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -153,7 +105,7 @@ class GlooTransport::Impl {
   Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options, std::shared_ptr<FamilyFailure> family)
       : rank_(rank), size_(size), timeout_(options.timeout), family_(std::move(family)) {
     const auto store = point.join(rank, size, options.timeout);
-    group_ = connect(point, store, rank, size, options);
+    group_ = connect_gloo(point, store, rank, size, options);
     thread_ = std::make_unique<seams::GlooThread>(group_->getOptions()->devices.front());
     meeting_point_ = std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>("meeting", store),
                                                     point.name(), point.local_address());
