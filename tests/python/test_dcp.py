@@ -154,7 +154,7 @@ def test_damage_is_named(fsdp_program, written, tmp_path):
     data[at] ^= 1
     (damaged / place.relative_path).write_bytes(data)
     said = run(fsdp_program, "inspect", "--verify", damaged, status=1)
-    assert f'{place.relative_path}: "model.odd.weight"' in said and "CRC-32" in said and "1 problems" in said
+    assert f'{place.relative_path}: "model.odd.weight"' in said and "CRC-32" in said and "1 problem" in said
     assert '"model.odd.weight"' in run(fsdp_program, "convert", damaged, tmp_path / "x", "--to", "fsdp", status=1)
     assert not (tmp_path / "x").exists()
     os.truncate(damaged / place.relative_path, len(data) - 1)

@@ -21,7 +21,7 @@ TEST(InspectCommand, TextForPeople) {
                    "parts": [{"file": "b", "bytes": 8}, {"file": "a", "bytes": 4}]}],
       "files": [{"name": "a", "bytes": 40}], "user": {"step": 3}, "values": {"lr": 0.5}})");
   EXPECT_EQ(description_text(description),
-            "F: K, 1 tensors, 12 bytes, 1 files\n"
+            "F: K, 1 tensor, 12 bytes, 1 file\n"
             "  w  float32 [3], 12 bytes, 2 parts in a, b\n"
             "file a: 40 bytes\n"
             "user:\n  step: 3\n"

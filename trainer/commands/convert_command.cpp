@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/error_message.h"
 #include "config/byte_count.h"
 #include "config/errors.h"
@@ -90,8 +91,9 @@ int run_convert_command(const ConvertCommand& command) {
   try {
     const FolderKind kind = target_kind(command);
     const convert::Converted done = convert::convert(command.source, command.target, kind, options_of(command, kind));
-    std::printf("%s: %s, %zu tensors, %lld bytes\n", command.target.c_str(), convert::kind_name(kind), done.tensors,
-                static_cast<long long>(done.bytes));
+    std::printf("%s: %s, %s, %s\n", command.target.c_str(), convert::kind_name(kind),
+                base::counted(static_cast<int64_t>(done.tensors), "tensor").c_str(),
+                base::counted(done.bytes, "byte").c_str());
     for (const std::string& note : done.notes) std::printf("  %s\n", note.c_str());
     return kExitSuccess;
   } catch (const std::exception& error) {

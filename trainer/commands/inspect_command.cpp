@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <set>
 
+#include "base/counted.h"
 #include "base/error_message.h"
 #include "config/errors.h"
 #include "convert/inspect.h"
@@ -12,6 +13,7 @@ namespace fsdp::trainer {
 
 namespace {
 
+using base::counted;
 using nlohmann::json;
 
 std::string tensor_line(const json& tensor) {
@@ -55,16 +57,16 @@ std::string verdict(const std::vector<std::string>& problems) {
   std::string text;
   for (const std::string& problem : problems) text += "problem: " + problem + "\n";
   return text + (problems.empty() ? "verified: everything was read, nothing is wrong\n"
-                                  : "verified: " + std::to_string(problems.size()) + " problems\n");
+                                  : "verified: " + counted(problems.size(), "problem") + "\n");
 }
 
 }  // namespace
 
 std::string description_text(const json& description) {
   std::string text = description.at("folder").get<std::string>() + ": " + description.at("kind").get<std::string>() +
-                     ", " + std::to_string(description.at("tensors").size()) + " tensors, " +
-                     description.at("bytes").dump() + " bytes, " + std::to_string(description.at("files").size()) +
-                     " files\n";
+                     ", " + counted(description.at("tensors").size(), "tensor") + ", " +
+                     counted(description.at("bytes").get<int64_t>(), "byte") + ", " +
+                     counted(description.at("files").size(), "file") + "\n";
   for (const json& tensor : description.at("tensors")) text += tensor_line(tensor);
   for (const json& file : description.at("files")) {
     text += "file " + file.at("name").get<std::string>() + ": " + file.at("bytes").dump() + " bytes\n";

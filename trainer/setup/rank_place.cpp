@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "base/counted.h"
 #include "base/device_stream.h"
 #include "comm/backend_table.h"
 #include "comm/nccl/nccl_communicator.h"
@@ -17,14 +18,10 @@ namespace fsdp::trainer {
 
 namespace {
 
-std::string counted(int number, const char* singular, const char* plural) {
-  return c10::str(number, " ", number == 1 ? singular : plural);
-}
-
 // Returns a text such as "2 ranks on this host and 1 GPU".
 std::string ranks_and_gpus(const RankEnvironment& environment, const PlacesAvailable& available) {
-  return counted(environment.local_world_size, "rank", "ranks") + " on this host and " +
-         (available.gpus == 0 ? "no GPU that LibTorch can use" : counted(available.gpus, "GPU", "GPUs"));
+  return base::counted(environment.local_world_size, "rank") + " on this host and " +
+         (available.gpus == 0 ? "no GPU that LibTorch can use" : base::counted(available.gpus, "GPU"));
 }
 
 bool chooses_cuda(const CommunicationConfig& config, const RankEnvironment& environment,
