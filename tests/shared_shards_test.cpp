@@ -1,5 +1,6 @@
 // Tests shards that lie end to end in memory that ranks share: gathers move no data, results equal those of ranks that
 // send, and no rank writes data that another rank still reads.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -23,15 +24,18 @@ using testing::weights_of;
 using Ranks = std::shared_ptr<Communicator>;
 using Weights = std::map<std::string, torch::Tensor>;
 
-void with_shared_memory(int ranks, const std::function<void(Ranks)>& body) {
-  testing::run_ranks(ranks, body, {.communicator = "shm"});
+constexpr int64_t kPlenty = int64_t{1} << 30;  // of memory: what ranks gather is kept after each reading
+
+void with_shared_memory(int ranks, const std::function<void(Ranks)>& body, int64_t spare_memory = 0) {
+  testing::run_ranks(ranks, body, {.communicator = "shm", .spare_memory = spare_memory});
 }
 
 torch::Tensor forward(testing::TinyLM& model, int64_t step, int rank) { return model->forward(batch_of(rank, step)); }
 
 // ---------------------------------------------------------------- results
 
-Weights weights_after_training(const std::string& communicator, int ranks, const std::function<void(Options&)>& set) {
+Weights weights_after_training(const std::string& communicator, int ranks, const std::function<void(Options&)>& set,
+                               int64_t spare_memory = 0) {
   Weights weights;
   testing::run_ranks(ranks,
                      [&](Ranks world) {
@@ -52,7 +56,7 @@ Weights weights_after_training(const std::string& communicator, int ranks, const
                        const Weights mine = weights_of(*sharded);
                        if (world->rank() == 0) weights = mine;
                      },
-                     {.communicator = communicator});
+                     {.communicator = communicator, .spare_memory = spare_memory});
   return weights;
 }
 
@@ -86,7 +90,9 @@ class SharedShards : public ::testing::TestWithParam<std::tuple<int, Setting>> {
 // Both communicators add in rank order, so results are bit-equal for any number of ranks.
 TEST_P(SharedShards, TrainAsRanksThatSend) {
   const auto& [ranks, setting] = GetParam();
-  expect_same(weights_after_training("shm", ranks, setting.set), weights_after_training("gloo", ranks, setting.set));
+  const Weights want = weights_after_training("gloo", ranks, setting.set);
+  expect_same(weights_after_training("shm", ranks, setting.set), want);
+  expect_same(weights_after_training("shm", ranks, setting.set, kPlenty), want);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SharedShards,
@@ -172,6 +178,41 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
     EXPECT_EQ(world->bytes_sent(), sent);
     EXPECT_EQ(sharded->diagnostics().stats().peak_gathered_bytes, 0);
   });
+}
+
+// A mark in memory that the ranks share shows whether a rank writes its part anew: backward does not, and forward does,
+// which thus sees writes to the shard that no counter counts.
+TEST(PublishedParameters, BackwardReadsWhatForwardHasPublished) {
+  const auto floats = [](const at::Tensor& tensor) {  // without a pointer that the engine would notice
+    return static_cast<float*>(const_cast<void*>(tensor.const_data_ptr()));
+  };
+  with_shared_memory(
+      2,
+      [&](Ranks world) {
+        auto model = make_tiny_lm({});
+        Options options = block_options(world);
+        options.shard_cut = ShardCut::kRows;
+        auto sharded = fully_shard(*model, options);
+        const auto& units = sharded->engine().units();
+        const auto inner = std::find_if(units.begin(), units.end(), [](const auto& unit) { return !unit->is_root(); });
+        const flat::FlatParameter& flat = *(*inner)->flat_parameters().front();
+        ASSERT_TRUE(flat.publishes());
+        int64_t i = 0;  // the first parameter of which this rank has rows
+        while (flat.slice(i).numel() == 0) ++i;
+        float* own = floats(flat.shard()) + flat.slice(i).shard_offset;
+        for (int64_t step = 0; step < 3; ++step) {
+          const torch::Tensor loss = forward(model, step, world->rank()).pow(2).mean();
+          sharded->reshard();
+          float* shown = floats(flat.shared_unsharded()) + flat.layout().offset(i) + flat.slice(i).begin;
+          EXPECT_EQ(*shown, *own);
+          world->barrier({"all have read", 0, Pass::kUser});
+          *shown = 42;
+          loss.backward();
+          EXPECT_EQ(*shown, 42) << step;
+          *own += 1;
+        }
+      },
+      kPlenty);
 }
 
 // ---------------------------------------------------------------- writes

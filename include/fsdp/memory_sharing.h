@@ -55,6 +55,11 @@ class MemorySharing {
   // call it before it writes to its slice, after its own readings have ended. Other ranks need not call it.
   virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
 
+  // Whether a transient buffer still has what this rank wrote to it: its memory was not returned to the system since
+  // this rank's last call, which must have preceded the writing. The first call returns false. Call it after
+  // await_readers.
+  virtual bool keeps_contents(const at::Tensor& /*buffer*/) { return false; }
+
   // Returns memory for the input of a reduction, 1-D, kByte, not initialised. Ranks that share memory read it in place,
   // even after a reduce-scatter has ended on this rank: after the call, the caller may drop it but must not write it.
   // It may also be the output of an all-reduce; the caller may use it again when the all-reduce has ended.

@@ -70,12 +70,11 @@ void GatherCycle::gather(Unit& unit) {
 void GatherCycle::begin(Unit& unit) {
   const Pass pass = pass_now();
   check_membership(unit);
-  if (context_.streams.apart() && (!unit.gather_order().holds() || may_be_written(unit))) {
-    tree_.order_gathers_after_writes();
-  }
+  const bool may_differ = may_be_written(unit);
+  if (context_.streams.apart() && (!unit.gather_order().holds() || may_differ)) tree_.order_gathers_after_writes();
   watch_shards(unit);
   try {
-    all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_);
+    all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_, may_differ);
   } catch (...) {
     explain_why_anew(unit);
     throw;

@@ -8,6 +8,7 @@
 #include "fsdp/memory_sharing.h"
 #include "schedule/block_places.h"
 #include "torch_seams/clean_dispatch.h"
+#include "torch_seams/shard_version.h"
 #include "torch_seams/write_watch.h"
 
 namespace fsdp::engine {
@@ -55,6 +56,7 @@ UnshardedBuffers::UnshardedBuffers(Unit& unit) : unit_(unit), state_(UnitState::
 void UnshardedBuffers::add_flat() {
   unsharded_.emplace_back();
   in_rank_order_.emplace_back();
+  published_.emplace_back();
   parked_.emplace_back();
   parked_shards_.emplace_back();
 }
@@ -64,6 +66,7 @@ void UnshardedBuffers::clear(BufferPool& pool) {
   release_kept(pool);
   unsharded_.clear();
   in_rank_order_.clear();
+  published_.clear();
   parked_.clear();
   parked_shards_.clear();
 }
@@ -109,9 +112,10 @@ void UnshardedBuffers::acquire(BufferPool& pool, bool may_alias) {
 
 // ---------------------------------------------------------------- gathering and releasing
 
-int64_t UnshardedBuffers::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
+int64_t UnshardedBuffers::begin_gather(BufferPool& pool, Pass pass, bool may_alias, bool may_differ) {
   state_.transition(UnitState::kGathering, [this] { return unit_.where(); });
   issued_gathers_ = 0;
+  if (may_differ) published_.assign(published_.size(), std::nullopt);
   try {
     const c10::Stream& stream = unit_.context().streams.gather;
     base::CurrentStreamGuard on_stream(stream);
@@ -142,7 +146,7 @@ std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Te
   const flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   const std::shared_ptr<Communicator>& group = unit_.groups().shard;
   const flat::ShardPosition& position = flat.position();
-  if (reads_in_place(index) && flat.publishes()) return publish(flat, full, pass);
+  if (reads_in_place(index) && flat.publishes()) return publish(index, full, pass);
   if (gathers_into_place(flat, full, *group)) {
     copy_own_part(flat, flat.shard(), full);
     return group->all_gather_ranges(full, ranges_in_whole(flat.layout()), unit_.next_id(pass));
@@ -159,13 +163,21 @@ std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Te
                               : group->all_gather(gathered, as_it_is ? flat.shard() : own, unit_.next_id(pass));
 }
 
-// Writes this rank's part to the memory in which all ranks read the unit.
-std::unique_ptr<Work> UnshardedBuffers::publish(const flat::FlatParameter& flat, const at::Tensor& full, Pass pass) {
+// Writes this rank's part to the memory in which all ranks read the unit. The first backward after a forward finds
+// there what forward has written, unless the memory was released since. Otherwise the part is written anew, so that
+// writes to the shard of any kind are seen.
+std::unique_ptr<Work> UnshardedBuffers::publish(size_t index, const at::Tensor& full, Pass pass) {
+  const flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   Communicator& group = *unit_.groups().shard;
+  MemorySharing& sharing = group.memory_sharing();
   const CollectiveId id{unit_.name(), 0, pass};
-  if (flat.layout().cut() == ShardCut::kRows) group.memory_sharing().open(full, id);
-  group.memory_sharing().await_readers(full, id);
-  copy_own_part(flat, flat.shard(), full);
+  if (flat.layout().cut() == ShardCut::kRows) sharing.open(full, id);
+  sharing.await_readers(full, id);
+  const bool is_kept = sharing.keeps_contents(full);
+  const uint32_t version = seams::version_of(flat.shard());
+  const std::optional<uint32_t> published = std::exchange(published_[index], std::nullopt);
+  if (pass != Pass::kBackward || !is_kept || published != version) copy_own_part(flat, flat.shard(), full);
+  if (pass != Pass::kBackward) published_[index] = version;
   const int64_t n = flat.layout().shard_numel();
   return group.all_gather(full, full.narrow(0, flat.position().rank * n, n), unit_.next_id(pass));
 }

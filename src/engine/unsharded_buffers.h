@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,8 @@ class UnshardedBuffers {
 
   // Issues the gather of a sharded unit and returns the number of all-gathers. finish_gather() waits for it on the
   // current stream. If either fails, the unit is sharded afterwards. `may_alias`: shards may serve as buffers.
-  int64_t begin_gather(BufferPool& pool, Pass pass, bool may_alias);
+  // `may_differ`: somebody may have written to the shards, uncounted, since the last gather.
+  int64_t begin_gather(BufferPool& pool, Pass pass, bool may_alias, bool may_differ);
   void finish_gather(BufferPool& pool);
   // Notes that an operator on the current stream is about to use the gathered unit.
   void use_on_current_stream();
@@ -82,7 +84,7 @@ class UnshardedBuffers {
   void gather_flat(size_t index, Pass pass, BufferPool& pool);
   std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
   std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool);
-  std::unique_ptr<Work> publish(const flat::FlatParameter& flat, const at::Tensor& full, Pass pass);
+  std::unique_ptr<Work> publish(size_t index, const at::Tensor& full, Pass pass);
   void take_from_rank_order(size_t index, BufferPool& pool);
   void discard_gather();
   bool reads_in_place(size_t flat) const;
@@ -94,6 +96,9 @@ class UnshardedBuffers {
   std::vector<at::Tensor> unsharded_;  // by FlatParameter; undefined if the shard itself serves
   // By FlatParameter: what a gather in progress receives, if that is not the order of `unsharded_`.
   std::vector<at::Tensor> in_rank_order_;
+  // By FlatParameter: the version of the shard that this rank has published in forward; unset after the next backward's
+  // gather, or if the shard may have changed, uncounted.
+  std::vector<std::optional<uint32_t>> published_;
   int64_t issued_gathers_ = 0;  // all-gathers of the last begin_gather()
   base::DeviceEvent issued_;    // after the work that the gather has enqueued on its stream
   base::StreamReaders readers_;

@@ -18,9 +18,10 @@ struct alignas(64) SharedBuffer::Count {
   std::atomic<uint64_t> ended;
 };
 
-// Counts the ends of readings, over all ranks.
+// Counts the ends of readings, over all ranks, and how often the memory was released after one.
 struct alignas(64) SharedBuffer::Ends {
   std::atomic<uint64_t> count;
+  std::atomic<uint64_t> releases;
 };
 
 namespace {
@@ -119,9 +120,16 @@ void SharedBuffer::end_reading() {
 void SharedBuffer::release_if_last() {
   const uint64_t ended_by_all = ends().count.fetch_add(1, std::memory_order_acq_rel) + 1;
   const bool last = ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks);
-  if (last && !transient_memory_->stays()) memory_->release(header_nbytes(), data_nbytes());
+  if (!last || transient_memory_->stays()) return;
+  memory_->release(header_nbytes(), data_nbytes());
+  ends().releases.fetch_add(1, std::memory_order_relaxed);  // published by the count of this rank
 }
 
 bool SharedBuffer::has_read(int rank) const { return count(rank).ended.load(std::memory_order_acquire) >= begun_; }
+
+bool SharedBuffer::keeps_contents() {
+  const uint64_t releases = ends().releases.load(std::memory_order_relaxed);
+  return std::exchange(known_releases_, releases) == releases;
+}
 
 }  // namespace fsdp::comm

@@ -93,6 +93,8 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   bool is_reading() const { return ended_ < begun_; }
   // Whether `rank` has ended all readings that this rank has begun.
   bool has_read(int rank) const;
+  // Whether no memory was released since this rank's last call; false for the first call. No rank may be reading.
+  bool keeps_contents();
 
  private:
   struct Count;
@@ -109,6 +111,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   char* const addresses_;
   std::shared_ptr<SharedMemory> memory_;  // at these addresses, once it is shared
   std::optional<ReadOnlyMemory> read_only_;
+  std::optional<uint64_t> known_releases_;  // those of keeps_contents()
   uint64_t begun_ = 0;
   uint64_t ended_ = 0;
 };

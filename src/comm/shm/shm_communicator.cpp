@@ -169,6 +169,10 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
   bool takes_any_part() const override { return true; }
   void open(const at::Tensor& buffer, const CollectiveId& id) override;
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
+  bool keeps_contents(const at::Tensor& buffer) override {
+    const auto known = buffers_.of_whole(buffer);
+    return known && known->keeps_contents();
+  }
   at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
   bool reads_in_place() const override { return true; }
 

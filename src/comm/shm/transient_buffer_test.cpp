@@ -73,6 +73,39 @@ TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
   }
 }
 
+// What a rank has written is there until memory was released, which each rank learns once.
+TEST(TransientBuffer, SaysWhetherItKeepsItsContents) {
+  constexpr int64_t kNbytes = 40960;  // of one buffer, in whole pages
+  with_shared_memory(
+      2,
+      [&](Communicator& comm) {
+        const SharedSlices shared(comm, 5000, {.transient = true});
+        std::optional<SharedSlices> other;  // with it, they are too large to be kept
+        uint64_t step = 0;
+        // Returns whether the contents were kept since the last call.
+        const auto read = [&](const SharedSlices& buffer) {
+          comm.memory_sharing().await_readers(buffer.whole, id("u", step));
+          const bool kept = comm.memory_sharing().keeps_contents(buffer.whole);
+          EXPECT_EQ(buffer.own[0].item<float>() == 7, kept) << step;
+          buffer.own.fill_(7);
+          comm.all_gather(buffer.whole, buffer.own, id("u", step++))->wait();
+          return kept;
+        };
+        EXPECT_FALSE(read(shared)) << "it was never written";
+        EXPECT_TRUE(read(shared));
+        other.emplace(comm, 5000, SharedBufferOptions{.transient = true});
+        EXPECT_FALSE(read(*other));
+        EXPECT_TRUE(read(shared)) << "its last reading ended before";
+        EXPECT_FALSE(read(shared));
+        EXPECT_FALSE(read(shared));
+        other.reset();
+        comm.barrier(id("the other is gone"));
+        EXPECT_FALSE(read(shared)) << "it was released before the other was gone";
+        EXPECT_TRUE(read(shared));
+      },
+      kNbytes);
+}
+
 TEST(TransientBuffer, IsThereUntilTheLastHasRead) {
   with_shared_memory(3, [](Communicator& comm) {
     const SharedSlices shared(comm, 5000, {.transient = true});
