@@ -24,7 +24,7 @@ using testing::weights_of;
 using Ranks = std::shared_ptr<Communicator>;
 using Weights = std::map<std::string, torch::Tensor>;
 
-constexpr int64_t kPlenty = int64_t{1} << 30;  // of memory: what ranks gather is kept after each reading
+constexpr int64_t kPlenty = int64_t{1} << 30;  // of memory: gathered units are kept
 
 void with_shared_memory(int ranks, const std::function<void(Ranks)>& body, int64_t spare_memory = 0) {
   testing::run_ranks(ranks, body, {.communicator = "shm", .spare_memory = spare_memory});
@@ -180,18 +180,16 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
   });
 }
 
-// A mark in memory that the ranks share shows whether a rank writes its part anew: backward does not, and forward does,
-// which thus sees writes to the shard that no counter counts.
-TEST(PublishedParameters, BackwardReadsWhatForwardHasPublished) {
-  const auto floats = [](const at::Tensor& tensor) {  // without a pointer that the engine would notice
-    return static_cast<float*>(const_cast<void*>(tensor.const_data_ptr()));
-  };
+// A mark in memory that the ranks share shows whether a rank writes its part anew: backward does not, unless somebody
+// has asked for a pointer to write to the shard. Forward does, and so sees writes through a pointer that was kept.
+void expect_published_once(at::ScalarType dtype, ShardCut cut) {
   with_shared_memory(
       2,
       [&](Ranks world) {
         auto model = make_tiny_lm({});
         Options options = block_options(world);
-        options.shard_cut = ShardCut::kRows;
+        options.shard_cut = cut;
+        options.param_dtype = dtype;
         auto sharded = fully_shard(*model, options);
         const auto& units = sharded->engine().units();
         const auto inner = std::find_if(units.begin(), units.end(), [](const auto& unit) { return !unit->is_root(); });
@@ -199,20 +197,31 @@ TEST(PublishedParameters, BackwardReadsWhatForwardHasPublished) {
         ASSERT_TRUE(flat.publishes());
         int64_t i = 0;  // the first parameter of which this rank has rows
         while (flat.slice(i).numel() == 0) ++i;
-        float* own = floats(flat.shard()) + flat.slice(i).shard_offset;
-        for (int64_t step = 0; step < 3; ++step) {
+        const int64_t offset = flat.slice(i).shard_offset;
+        float* kept = static_cast<float*>(const_cast<void*>(flat.shard().const_data_ptr())) + offset;
+        at::Tensor shown = flat.shared_unsharded().narrow(0, flat.layout().offset(i) + flat.slice(i).begin, 1);
+        for (int64_t step = 0; step < 4; ++step) {
+          *kept = static_cast<float>(step);
           const torch::Tensor loss = forward(model, step, world->rank()).pow(2).mean();
           sharded->reshard();
-          float* shown = floats(flat.shared_unsharded()) + flat.layout().offset(i) + flat.slice(i).begin;
-          EXPECT_EQ(*shown, *own);
+          EXPECT_EQ(shown.item<float>(), static_cast<float>(step));
           world->barrier({"all have read", 0, Pass::kUser});
-          *shown = 42;
+          shown.fill_(42);
+          if (step == 2) static_cast<float*>(flat.shard().mutable_data_ptr())[offset] = 7;
           loss.backward();
-          EXPECT_EQ(*shown, 42) << step;
-          *own += 1;
+          EXPECT_EQ(shown.item<float>(), step == 2 ? 7 : 42) << step;
         }
       },
       kPlenty);
+}
+
+TEST(PublishedParameters, BackwardReadsForwardsCopy) { expect_published_once(at::kFloat, ShardCut::kRows); }
+TEST(PublishedParameters, BackwardReadsForwardsCast) { expect_published_once(at::kBFloat16, ShardCut::kFlat); }
+TEST(PublishedParameters, BackwardReadsForwardsCastOfRows) { expect_published_once(at::kBFloat16, ShardCut::kRows); }
+
+TEST(PublishedParameters, OverSeveralHostsAreTheSameWhetherKeptOrNot) {
+  const auto low = [](Options& options) { options.param_dtype = at::kBFloat16; };
+  expect_same(weights_after_training("hosts", 4, low, kPlenty), weights_after_training("hosts", 4, low));
 }
 
 // ---------------------------------------------------------------- writes

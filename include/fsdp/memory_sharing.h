@@ -15,8 +15,8 @@ namespace fsdp {
 struct SharedBufferOptions {
   // Whether the contents are needed only while they are read. If true, the memory is returned to the system when all
   // ranks have ended a reading, unless all such buffers of the group take at most an eighth of the memory that the host
-  // has left. The contents are undefined after that. Only one reading at a time is allowed, and await_readers must be
-  // called before the slice is written.
+  // has left. The contents are undefined after that, unless keeps_contents() is true. Only one reading at a time is
+  // allowed, and await_readers must be called before the slice is written.
   bool transient = false;
   // Whether the buffer is write-protected while this rank reads it in place: a write ends the process, with a line that
   // names the buffer.
@@ -55,9 +55,8 @@ class MemorySharing {
   // call it before it writes to its slice, after its own readings have ended. Other ranks need not call it.
   virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
 
-  // Whether a transient buffer still has what this rank wrote to it: its memory was not returned to the system since
-  // this rank's last call, which must have preceded the writing. The first call returns false. Call it after
-  // await_readers.
+  // Whether a transient buffer still has this rank's data: its memory was not returned to the system since this rank's
+  // last call, which must have preceded the writing. The first call returns false. Call it after await_readers.
   virtual bool keeps_contents(const at::Tensor& /*buffer*/) { return false; }
 
   // Returns memory for the input of a reduction, 1-D, kByte, not initialised. Ranks that share memory read it in place,

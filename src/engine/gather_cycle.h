@@ -13,8 +13,8 @@ namespace fsdp::engine {
 // Returns the pass that runs on this thread.
 Pass pass_now();
 
-// When a unit is gathered and when it is released is for the Gatherer to say. A GatherCycle makes sure that the
-// gathered values are those of the shards (rule R4): each act notices writes to the shards since the last one.
+// The Gatherer decides when. A GatherCycle makes sure that the gathered values are those of the shards (rule R4): acts
+// that gather notice writes to the shards since the last one.
 //
 // Threads: safe; whoever acts on a unit holds its mutex. may_alias changes only while no unit is in use.
 class GatherCycle {
@@ -35,7 +35,7 @@ class GatherCycle {
   void gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
 
   // -- releasing --
-  // Releases a gathered unit. It may be pinned only if its last pin has just ended.
+  // Releases a gathered unit, which must not be pinned.
   void release(Unit& unit) FSDP_REQUIRES(unit.mutex);
   // Releases a unit that is not pinned, after its gather has ended.
   void release_if_idle(Unit& unit) FSDP_REQUIRES(unit.mutex);
@@ -44,24 +44,25 @@ class GatherCycle {
   void unpark(Unit& unit) FSDP_REQUIRES(unit.mutex);
 
   // -- writes to shards --
-  // Releases what is stale of a unit that is about to be used. Throws if a backward would use other values than its
+  // Releases stale values of a unit that is about to be used. Throws if a backward would use other values than its
   // forward, or if an operator uses the unit at this moment.
   void notice_writes(Unit& unit) FSDP_REQUIRES(unit.mutex);
   // Whether the running backward may use values of the unit that an earlier forward saved. A forward inside backward
   // (in a function whose backward runs modules) does not use them if the unit was used only inside backward passes.
   bool backward_relies_on(const Unit& unit) const FSDP_REQUIRES(unit.mutex);
-  // Ends this rank's reading of gathered parameters that lie in memory which ranks share, unless the unit is pinned.
+  // If ranks share the unit's shards: ends the gather in progress, and releases parameters that are views of the
+  // shards, unless the unit is pinned.
   void end_reading(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  // Releases gathered parameters that are views of the shards. Throws if they are in use.
+  // Ends the gather in progress, and releases parameters that are views of the shards. Throws if they are in use.
   void release_views_of_shards(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  // Releases gathered and parked copies, unless the unit is pinned.
+  // Releases parked copies and, unless the unit is pinned, gathered ones.
   void release_copies(Unit& unit) FSDP_REQUIRES(unit.mutex);
 
   // Whether shards may serve as unsharded buffers.
   bool may_alias() const { return may_alias_; }
   void set_may_alias(bool on) { may_alias_ = on; }
 
-  // Adds what it has counted.
+  // Adds its counts.
   void count(EngineStats& stats) const;
 
  private:

@@ -69,7 +69,8 @@ bool may_be_written(const Unit& unit) {
 bool written_uncounted(const Unit& unit) {
   if (!may_be_written(unit)) return false;
   const bool written = !written_to(unit).empty();
-  if (!written && !unit.use.writable()) watch_shards(unit);  // the pointers that were taken are known to be harmless
+  const bool was_compared = unit.buffers.gathered() || unit.buffers.parks_any();
+  if (was_compared && !written && !unit.use.writable()) watch_shards(unit);  // pointers so far are known to be harmless
   return written;
 }
 

@@ -26,8 +26,8 @@ int64_t nbytes_in_block(const flat::FlatParameter& flat) {
   return schedule::BlockPlaces::rounded(unsharded_nbytes_of(flat));
 }
 
-// Whether the parts of all ranks go straight to their places, each in a message of its own. Below this size of a part,
-// one message for all of them and a copy cost less.
+// Whether the parts of all ranks go straight to their places, each in a message of its own. Below this mean size of a
+// part, one message for all of them and a copy cost less.
 bool gathers_into_place(const flat::FlatParameter& flat, const at::Tensor& full, const Communicator& group) {
   constexpr int64_t kWorthAMessage = 64 << 10;
   const flat::FlatLayout& layout = flat.layout();
@@ -164,8 +164,8 @@ std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Te
 }
 
 // Writes this rank's part to the memory in which all ranks read the unit. The first backward after a forward finds
-// there what forward has written, unless the memory was released since. Otherwise the part is written anew, so that
-// writes to the shard of any kind are seen.
+// forward's copy there, unless the memory was released since. All other gathers write the part anew, so that they see
+// writes to the shard of any kind.
 std::unique_ptr<Work> UnshardedBuffers::publish(size_t index, const at::Tensor& full, Pass pass) {
   const flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   Communicator& group = *unit_.groups().shard;

@@ -203,6 +203,9 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
     }
     context_->local_next->memory_sharing().await_readers(buffer, id);
   }
+  bool keeps_contents(const at::Tensor& buffer) override {
+    return context_->local_next->memory_sharing().keeps_contents(buffer);
+  }
   at::Tensor reduction_input(int64_t nbytes) override {
     return context_->local->memory_sharing().reduction_input(nbytes);
   }

@@ -43,8 +43,8 @@ struct TransientMemory {
 //
 // The contents of a transient buffer are not needed after all ranks have read it: the last rank to end a reading
 // releases the memory before it counts that reading as ended. All ranks have reached the same reading then, because no
-// rank writes for the next one before all have counted this one. If there is plenty of memory, it is kept:
-// [Note: pages that are kept].
+// rank writes for the next one before all have counted this one. If there is plenty of memory, it is kept
+// with its contents ([Note: pages that are kept]); a count of releases tells a rank whether its own are still there.
 //
 // Threads: one for each rank.
 class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {

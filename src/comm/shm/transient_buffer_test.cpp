@@ -73,7 +73,7 @@ TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
   }
 }
 
-// What a rank has written is there until memory was released, which each rank learns once.
+// Data stay until the memory is released. Each rank learns of the release once.
 TEST(TransientBuffer, SaysWhetherItKeepsItsContents) {
   constexpr int64_t kNbytes = 40960;  // of one buffer, in whole pages
   with_shared_memory(
