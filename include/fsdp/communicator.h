@@ -88,7 +88,6 @@ struct SplitCounts {
 struct ElementRange {
   int64_t begin = 0;
   int64_t numel = 0;
-  bool operator==(const ElementRange& other) const { return begin == other.begin && numel == other.numel; }
 };
 
 // The ranges of each rank, in rank order.

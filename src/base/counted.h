@@ -6,11 +6,9 @@
 
 namespace fsdp::base {
 
-// Returns a text such as "1 tensor" or "3 tensors". `plural`: null adds an "s" to the noun.
-inline std::string counted(int64_t number, const char* noun, const char* plural = nullptr) {
-  std::string text = std::to_string(number) + " ";
-  if (number == 1) return text + noun;
-  return text + (plural == nullptr ? std::string(noun) + "s" : plural);
+// Returns a text such as "1 tensor" or "3 tensors", for nouns whose plural ends in "s".
+inline std::string counted(int64_t number, const char* noun) {
+  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
 }
 
 }  // namespace fsdp::base

@@ -71,13 +71,18 @@ at::Tensor with_ranges_of(const RankRanges& ranges, int rank, at::ScalarType dty
   return tensor;
 }
 
+// Returns the tensor of zeros with the ranges of all ranks.
+at::Tensor gathered(const RankRanges& ranges, at::ScalarType dtype) {
+  at::Tensor all = torch::zeros({numel_of(ranges)}, dtype);
+  for (size_t rank = 0; rank < ranges.size(); ++rank) all += with_ranges_of(ranges, static_cast<int>(rank), dtype);
+  return all;
+}
+
 void check_gather(Communicator& comm, Sizes sizes, at::ScalarType dtype) {
   const RankRanges ranges = ranges_of(sizes, comm.size());
   const at::Tensor tensor = with_ranges_of(ranges, comm.rank(), dtype);
   comm.all_gather_ranges(tensor, ranges, id("x"))->wait();
-  at::Tensor expected = torch::zeros_like(tensor);
-  for (int rank = 0; rank < comm.size(); ++rank) expected += with_ranges_of(ranges, rank, dtype);
-  EXPECT_TRUE(torch::equal(tensor, expected)) << "rank " << comm.rank();
+  EXPECT_TRUE(torch::equal(tensor, gathered(ranges, dtype))) << "rank " << comm.rank();
 }
 
 class RangeSizes : public ::testing::TestWithParam<std::tuple<int, Sizes, at::ScalarType>> {};
@@ -112,10 +117,7 @@ TEST(AllGatherRanges, SeveralInFlight) {
     }
     for (size_t i = works.size(); i-- > 0;) works[i]->wait();
     for (size_t i = 0; i < sizes.size(); ++i) {
-      const RankRanges ranges = ranges_of(sizes[i], 3);
-      at::Tensor expected = torch::zeros_like(tensors[i]);
-      for (int rank = 0; rank < 3; ++rank) expected += with_ranges_of(ranges, rank, at::kFloat);
-      EXPECT_TRUE(torch::equal(tensors[i], expected)) << i;
+      EXPECT_TRUE(torch::equal(tensors[i], gathered(ranges_of(sizes[i], 3), at::kFloat))) << i;
     }
   });
 }

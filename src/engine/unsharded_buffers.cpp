@@ -31,8 +31,7 @@ int64_t nbytes_in_block(const flat::FlatParameter& flat) {
 bool gathers_into_place(const flat::FlatParameter& flat, const at::Tensor& full, const Communicator& group) {
   constexpr int64_t kWorthAMessage = 64 << 10;
   const flat::FlatLayout& layout = flat.layout();
-  if (layout.is_in_rank_order() || flat.position().factor == 1 || !full.is_cpu() || !group.gathers_ranges())
-    return false;
+  if (layout.is_in_rank_order() || !full.is_cpu() || !group.gathers_ranges()) return false;
   return layout.shard_numel() * full.element_size() >= kWorthAMessage * layout.num_parameters();
 }
 

@@ -32,6 +32,12 @@ std::vector<at::Tensor> make_parts(Exchange& exchange, const at::Tensor& own) {
 
 }  // namespace
 
+void Collective::finish() {
+  exchange_.agree();
+  exchange_.wait_received();
+  exchange_.finish();
+}
+
 AllGather::AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
                      const CollectiveId& id)
     : Collective(std::move(context),
@@ -40,12 +46,6 @@ AllGather::AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output
   for_each_peer([&](int peer) { exchange_.receive(peer, output.narrow(0, peer * n, n)); });
   for_each_peer([&](int peer) { exchange_.send(peer, input); });
   copy_into_slice(output, exchange_.rank(), input);
-}
-
-void AllGather::finish() {
-  exchange_.agree();
-  exchange_.wait_received();
-  exchange_.finish();
 }
 
 AllGatherRanges::AllGatherRanges(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor,
@@ -62,12 +62,6 @@ AllGatherRanges::AllGatherRanges(std::shared_ptr<ExchangeContext> context, const
   for_each_peer([&](int peer) {
     for_each_range_of(exchange_.rank(), [&](const at::Tensor& range) { exchange_.send(peer, range); });
   });
-}
-
-void AllGatherRanges::finish() {
-  exchange_.agree();
-  exchange_.wait_received();
-  exchange_.finish();
 }
 
 ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
@@ -136,12 +130,6 @@ Broadcast::Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor&
   } else {
     exchange_.receive(root, tensor);
   }
-}
-
-void Broadcast::finish() {
-  exchange_.agree();
-  exchange_.wait_received();
-  exchange_.finish();
 }
 
 AllToAll::AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,

@@ -19,6 +19,8 @@ class Collective : public PendingCollective {
   Collective(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity, std::vector<uint64_t>* flags)
       : exchange_(std::move(context), std::move(identity), flags) {}
   uint64_t sequence() const override { return exchange_.sequence(); }
+  // Waits for the payloads: all that is left to do where they arrive in their places.
+  void finish() override;
 
  protected:
   // Calls `action` for each other rank, the next one first, so that not all ranks address the same one at once.
@@ -35,7 +37,6 @@ class AllGather final : public Collective {
  public:
   AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
             const CollectiveId& id);
-  void finish() override;
 };
 
 // Each rank sends each of its ranges directly into the same range of the other ranks' tensors.
@@ -43,7 +44,6 @@ class AllGatherRanges final : public Collective {
  public:
   AllGatherRanges(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, const RankRanges& ranges,
                   const CollectiveId& id);
-  void finish() override;
 };
 
 // Each rank receives the others' contributions to its slice into staging memory and sums them in rank order.
@@ -80,7 +80,6 @@ class AllReduce final : public Collective {
 class Broadcast final : public Collective {
  public:
   Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, int root, const CollectiveId& id);
-  void finish() override;
 };
 
 // Each rank sends each part directly into its place in the other rank's output. Send counts travel as flags, so that a
