@@ -26,7 +26,7 @@ ShardedModule::ModuleList references_to(const std::vector<Sharded::Mirror>& mirr
 bool has_units(const ShardedModule& sharded, const torch::nn::Module& module) {
   const auto& units = sharded.engine().units();
   return std::any_of(units.begin(), units.end(), [&](const auto& unit) {
-    const auto& modules = unit->modules();
+    const auto& modules = unit->names().modules();
     return std::any_of(modules.begin(), modules.end(),
                        [&](const engine::AnnotatedModule& annotated) { return annotated.identity == &module; });
   });

@@ -131,7 +131,8 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   // another one, which may come back to it. In all other cases a unit stays gathered until the next one is used,
   // because other ranks may still wait for gradients of it.
   if (complete && options().overlap.backward_prefetch == BackwardPrefetch::kPost) {
-    if (!unit.has_frozen() && passes_.is_outermost() && !gradients_.stays_gathered_after_backward(unit)) {
+    if (!unit.flat_parameters().has_frozen() && passes_.is_outermost() &&
+        !gradients_.stays_gathered_after_backward(unit)) {
       gatherer_.release_after_last_use(unit);
     }
     gatherer_.prefetch();

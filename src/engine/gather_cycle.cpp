@@ -159,7 +159,7 @@ void GatherCycle::release_stale(Unit& unit) {
 }
 
 void GatherCycle::end_reading(Unit& unit) {
-  if (unit.shares_shards()) finish(unit);
+  if (unit.flat_parameters().shares_shards()) finish(unit);
   if (unit.buffers.gathered() && unit.buffers.reads_shards() && !unit.use.pinned()) release(unit);
 }
 

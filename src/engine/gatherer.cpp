@@ -148,7 +148,7 @@ void Gatherer::note_view(Unit& unit) {
 // all units; otherwise two ranks would wait for each other. Optimizers inside backward need not do this: they write in
 // the order of reductions, which is the same on all ranks, while the next units are being read.
 void Gatherer::prepare_write_to_shards(Unit& unit) {
-  if (!unit.shares_shards()) return;
+  if (!unit.flat_parameters().shares_shards()) return;
   if (!in_backward()) {
     for (ScheduledUnit* gathered : residency_.gathered()) {
       base::MutexLock lock(as_unit(*gathered).mutex);

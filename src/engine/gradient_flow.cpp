@@ -27,13 +27,13 @@ void GradientFlow::make_groups() {
     if (group && group->size() > 1 && !known) groups_.push_back(group.get());
   };
   for (const auto& unit : tree_.units()) {
-    if (const std::shared_ptr<Communicator>& group = unit->groups().shard; group && unit->trains()) {
+    if (const std::shared_ptr<Communicator>& group = unit->groups().shard; group && unit->flat_parameters().trains()) {
       unit->set_reduce_group(context_.options.overlap.one_communicator ? group : group->twin());
       add(group);
     }
   }
   for (const auto& unit : tree_.units()) {
-    if (unit->trains()) add(unit->groups().replicate);
+    if (unit->flat_parameters().trains()) add(unit->groups().replicate);
   }
   tree_.for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.set_stays(unit.is_root()); });
 }
@@ -98,7 +98,7 @@ void GradientFlow::begin_backward() {
   reducer_.begin_backward();
   order_.begin_backward([this](const ScheduledUnit& scheduled) {
     const Unit& unit = as_unit(scheduled);
-    return unit.trains() && syncs(unit);
+    return unit.flat_parameters().trains() && syncs(unit);
   });
   notice_cleared();
   trim();

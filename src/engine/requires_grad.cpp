@@ -19,7 +19,7 @@ void check_may_follow(Unit& unit, size_t index) {
     TORCH_CHECK(flat.wanted_requires_grad(i) == flat.wanted_requires_grad(0), "fsdp: ", unit.where(),
                 ": requires_grad of parameter '", flat.parameters()[static_cast<size_t>(i)].fqn,
                 "' was changed and differs from that of '", first,
-                "', with which it shares a leaf. Change all parameters of '", unit.flat_name(index),
+                "', with which it shares a leaf. Change all parameters of '", unit.names().flat_parameter(index),
                 "', or set Options::use_orig_params");
   }
 }

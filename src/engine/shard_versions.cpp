@@ -1,23 +1,11 @@
 #include "engine/shard_versions.h"
 
-#include "engine/unit.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp::engine {
 
-uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters) {
-  uint64_t sum = 0;
-  for (const auto& flat : flat_parameters) sum += seams::version_of(flat->shard());
-  return sum;
-}
-
-bool GatherOrder::holds() const { return version_ == version_of_shards(unit_.flat_parameters()); }
-void GatherOrder::note() { version_ = version_of_shards(unit_.flat_parameters()); }
-
-uint64_t ShardVersions::current() const { return version_of_shards(unit_.flat_parameters()); }
-
 void ShardVersions::invalidate_saved_values() const {
-  for (const auto& flat : unit_.flat_parameters()) {
+  for (const auto& flat : parameters_) {
     for (const flat::ShardedParameter& parameter : flat->parameters()) seams::bump_version(parameter.tensor);
   }
 }

@@ -4,36 +4,29 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <vector>
 
-#include "flat/flat_parameter.h"
+#include "engine/unit_parameters.h"
 
 namespace fsdp::engine {
-
-class Unit;
-
-// Returns the number of writes to the shards so far.
-uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters);
 
 // Whether gathers of a unit come after all writes to its shards in the order of streams. Threads: safe.
 class GatherOrder {
  public:
-  explicit GatherOrder(const Unit& unit) : unit_(unit) {}
+  explicit GatherOrder(const UnitParameters& parameters) : parameters_(parameters) {}
 
-  bool holds() const;
-  void note();
+  bool holds() const { return version_ == parameters_.version_of_shards(); }
+  void note() { version_ = parameters_.version_of_shards(); }
 
  private:
-  const Unit& unit_;
+  const UnitParameters& parameters_;
   std::atomic<uint64_t> version_{~uint64_t{0}};  // of the shards when it was noted last
 };
 
 // Threads: guarded by the unit's mutex.
 class ShardVersions {
  public:
-  explicit ShardVersions(const Unit& unit) : unit_(unit) {}
+  explicit ShardVersions(const UnitParameters& parameters) : parameters_(parameters) {}
 
   // Whether the shards were written since the unit was last gathered or used in forward.
   bool written() const { return seen_ && *seen_ != current(); }
@@ -59,9 +52,9 @@ class ShardVersions {
   void take_over(const ShardVersions& before);
 
  private:
-  uint64_t current() const;
+  uint64_t current() const { return parameters_.version_of_shards(); }
 
-  const Unit& unit_;
+  const UnitParameters& parameters_;
   std::optional<uint64_t> seen_;
   bool used_outside_backward_ = false;
   bool replaces_kept_ = false;

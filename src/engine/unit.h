@@ -15,10 +15,11 @@
 #include "engine/shard_versions.h"
 #include "engine/unit_context.h"
 #include "engine/unit_gradients.h"
+#include "engine/unit_names.h"
+#include "engine/unit_parameters.h"
 #include "engine/unit_switches.h"
 #include "engine/unit_use.h"
 #include "engine/unsharded_buffers.h"
-#include "flat/flat_parameter.h"
 #include "schedule/scheduled_unit.h"
 
 namespace fsdp::schedule {
@@ -27,27 +28,14 @@ class UseRecord;
 
 namespace fsdp::engine {
 
-// A module that a unit was made for: its FQN ("" for the module that fully_shard was called on) and its identity.
-struct AnnotatedModule {
-  std::string fqn;
-  const void* identity;
-};
-
-// The origin of a unit: a module, several siblings, or parameters below a module grouped by their order
-// (Options::auto_units).
-struct UnitOrigin {
-  std::vector<AnnotatedModule> modules;
-  bool automatic = false;
-};
-
 // A unit of one parameter that will be united with others once their order is known (Options::auto_units).
 struct PendingCut {
   std::shared_ptr<schedule::UseRecord> record;  // the order in which parameters are used
   LeafCompanions companions;                    // of the unit's leaf
 };
 
-// Origin, FlatParameters and names of a unit, and its parts that change while it is used. Facts change only while none
-// of its parameters is in use.
+// The parameters of a unit, its names and options, and its parts that change while it is used. Facts change only while
+// none of its parameters is in use.
 class Unit : public schedule::ScheduledUnit {
  public:
   Unit(UnitContext& context, UnitOrigin origin, const UnitOptions& options);
@@ -64,7 +52,7 @@ class Unit : public schedule::ScheduledUnit {
   void move_to(UnitContext& context) { context_ = &context; }
 
   // -- origin and names --
-  const std::vector<AnnotatedModule>& modules() const { return origin_.modules; }
+  const UnitNames& names() const { return names_; }
   const UnitOptions& options() const { return options_; }
   // Changes the option of a unit that exists.
   void set_reshard_after_forward(const ReshardAfterForward& reshard);
@@ -78,15 +66,13 @@ class Unit : public schedule::ScheduledUnit {
   bool is_root() const { return is_root_; }
   void set_root(bool on);
   // Whether it is the root, or was made of parameters below that module by their order.
-  bool is_of_root() const { return is_root_ || (automatic() && modules().front().fqn.empty()); }
-  const std::string& name() const { return name_; }
+  bool is_of_root() const { return is_root_ || (automatic() && names_.modules().front().fqn.empty()); }
+  const std::string& name() const { return names_.unit(); }
   // "rank 1: unit 'layers.0'"
   std::string where() const;
-  // "<name>.flat_param", "<name>.flat_param_2", …
-  std::string flat_name(size_t index) const;
-  // Gives modules and parameters the names that they have below a new root. `module_fqns`: in the order of modules().
-  // `parameter_fqns`: returns the names of a parameter, which it identifies by the tensor; the first one becomes the
-  // main name.
+  // Gives modules and parameters the names that they have below a new root. `module_fqns`: in the order of
+  // names().modules(). `parameter_fqns`: returns the names of a parameter, which it identifies by the tensor; the first
+  // one becomes the main name.
   void rename(const std::vector<std::string>& module_fqns,
               const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns);
   // Returns the identity of the unit's next collective in a pass.
@@ -97,9 +83,7 @@ class Unit : public schedule::ScheduledUnit {
   void cut_later(std::shared_ptr<schedule::UseRecord> record);
 
   // -- parameters --
-  std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters() { return flat_parameters_; }
-  const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters() const { return flat_parameters_; }
-  int64_t num_parameters() const;
+  const UnitParameters& flat_parameters() const { return parameters_; }
   struct Place {
     flat::FlatParameter& flat;
     FlatGradient* gradient;  // null if no parameter of `flat` ever got gradients
@@ -107,9 +91,7 @@ class Unit : public schedule::ScheduledUnit {
   };
   // Returns the place of the parameter with this index in the unit.
   Place place(int64_t index);
-  flat::ShardedParameter& parameter(int64_t index);
-  // Whether ranks read each other's shards of this unit in place.
-  bool shares_shards() const;
+  flat::ShardedParameter& parameter(int64_t index) const { return parameters_.parameter(index); }
   // Blocks until its shards may be written, when no other rank reads them in place. The unit must be sharded.
   void await_readers() const;
   // If `on`, uses and reduces parameters in the dtype of the shards, otherwise again as the options say. The unit must
@@ -119,9 +101,6 @@ class Unit : public schedule::ScheduledUnit {
   // -- gradients --
   UnitGradients& gradients() { return gradients_; }
   const UnitGradients& gradients() const { return gradients_; }
-  // Whether any of its parameters gets gradients, and whether any does not.
-  bool trains() const;
-  bool has_frozen() const;
 
   // -- gathering --
   // Whether an operator or a scope of the user keeps it gathered now.
@@ -141,21 +120,18 @@ class Unit : public schedule::ScheduledUnit {
   template <typename Parameters>
   flat::FlatParameter& add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
   flat::ShardPosition position_for_shards();
-  void name_storages();
 
   UnitContext* context_;  // never null
-  UnitOrigin origin_;
+  UnitNames names_;
   UnitOptions options_;
   UnitSwitches switches_;
-  std::string name_;
   ShardGroups groups_;
   bool is_root_ = false;
   std::unique_ptr<PendingCut> pending_cut_;
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
-  std::vector<std::unique_ptr<flat::FlatParameter>> flat_parameters_;
+  UnitParameters parameters_;
   UnitGradients gradients_;
   GatherOrder gather_order_;
-  uint64_t generations_[5] = {};  // of next_id(), by pass
 };
 
 // Returns the unit that a decision concerns. The engine's decisions concern its own units only.

@@ -226,7 +226,7 @@ std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std
 
 // Makes one unit of the members. If this fails, the members stay as they were, and units made before stay as well.
 std::unique_ptr<Unit> UnitCutter::unite(const std::vector<Unit*>& members) {
-  auto united = std::make_unique<Unit>(context_, UnitOrigin{members.front()->modules(), /*automatic=*/true},
+  auto united = std::make_unique<Unit>(context_, UnitOrigin{members.front()->names().modules(), /*automatic=*/true},
                                        members.front()->options());
   std::vector<flat::FlatParameter::Moved> groups;
   for (const std::vector<Unit*>& group : group_members(members)) {

@@ -30,7 +30,7 @@ std::vector<Unit*> UnitTree::all() const {
 std::vector<Unit*> UnitTree::made_for(const void* module) const {
   std::vector<Unit*> found;
   for (const auto& unit : units_) {
-    const auto& modules = unit->modules();
+    const auto& modules = unit->names().modules();
     if (std::any_of(modules.begin(), modules.end(), [&](const auto& known) { return known.identity == module; })) {
       found.push_back(unit.get());
     }

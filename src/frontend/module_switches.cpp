@@ -37,7 +37,7 @@ Units units_of(const engine::Engine& engine, const torch::nn::Module& module, bo
   }
   Units found;
   for (Unit* unit : engine.tree().all()) {
-    const auto& origin = unit->modules();
+    const auto& origin = unit->names().modules();
     const auto is_meant = [&](const engine::AnnotatedModule& one) { return modules.count(one.identity) > 0; };
     if (std::any_of(origin.begin(), origin.end(), is_meant)) found.push_back(unit);
   }

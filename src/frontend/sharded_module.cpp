@@ -22,7 +22,7 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedModule::named_parameters(
           result.emplace_back(flat->parameters()[i].fqn, flat->original_leaves()[i]);
         }
       } else {
-        result.emplace_back(unit->flat_name(number), flat->flat_leaf());
+        result.emplace_back(unit->names().flat_parameter(number), flat->flat_leaf());
       }
     }
   }

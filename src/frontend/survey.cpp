@@ -82,7 +82,7 @@ std::unordered_set<const void*> annotated_modules(const Survey& surveyed) {
   std::unordered_set<const void*> modules;
   for (const engine::Engine* engine : surveyed.inner) {
     for (const auto& unit : engine->units()) {
-      for (const engine::AnnotatedModule& module : unit->modules()) modules.insert(module.identity);
+      for (const engine::AnnotatedModule& module : unit->names().modules()) modules.insert(module.identity);
     }
   }
   return modules;
@@ -120,7 +120,7 @@ void check_inner_units(const Survey& surveyed) {
     if (!unit) continue;
     for (const ParameterSite& site : parameter.sites) {
       bool inside = false;
-      for (const engine::AnnotatedModule& module : unit->modules()) {
+      for (const engine::AnnotatedModule& module : unit->names().modules()) {
         auto path = tree.paths.find(module.identity);
         inside |= path != tree.paths.end() &&
                   std::any_of(path->second.begin(), path->second.end(),
@@ -137,7 +137,7 @@ void check_inner_units(const Survey& surveyed) {
 void rename_inner_units(engine::Engine& engine, const ModuleTree& tree) {
   for (const auto& unit : engine.units()) {
     std::vector<std::string> module_fqns;
-    for (const engine::AnnotatedModule& module : unit->modules()) {
+    for (const engine::AnnotatedModule& module : unit->names().modules()) {
       auto path = tree.paths.find(module.identity);
       TORCH_CHECK(path != tree.paths.end(), "fsdp: unit '", unit->name(),
                   "' was annotated on a module that is not below the module of this fully_shard call");

@@ -38,7 +38,7 @@ std::vector<FlatShard> flat_shards(const KeyedModels& models) {
     for (const auto& unit : keyed.model.engine().units()) {
       for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
         const flat::FlatParameter& flat = *unit->flat_parameters()[i];
-        shards.push_back({keyed.prefix + unit->flat_name(i), layout_of(flat), &flat, &keyed.model});
+        shards.push_back({keyed.prefix + unit->names().flat_parameter(i), layout_of(flat), &flat, &keyed.model});
       }
     }
   }
