@@ -197,6 +197,36 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
   }
 }
 
+double sum_of_parameters(TinyLM& model, const std::string& module) {
+  torch::NoGradGuard no_grad;
+  double sum = 0;
+  for (const auto& child : model->named_modules()) {
+    if (child.key() != module) continue;
+    for (const torch::Tensor& parameter : child.value()->parameters()) sum += parameter.sum().item<double>();
+  }
+  return sum;
+}
+
+// As a hook does that weighs gradients by the size of their parameters. The unit is gathered for it.
+TEST(CommunicationHook, MayReadTheUnitsParameters) {
+  TinyLM whole = make_tiny_lm({}, at::kDouble);
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard}) {
+    run_ranks(2, [&](Ranks world) {
+      TinyLM model = make_tiny_lm({}, at::kDouble);
+      auto sharded = fully_shard(*model, block_options(world, strategy));
+      std::map<std::string, double> sums;
+      sharded->hooks().set_communication_hook([&](const ReduceRequest& request) {
+        sums[request.unit] = sum_of_parameters(model, request.unit);
+        reduce_compressed(request);
+      });
+      model->loss(batch_of(world->rank(), 0)).backward();
+      for (const char* block : {"blocks.0", "blocks.1", "blocks.2"}) {
+        EXPECT_NEAR(sums.at(block), sum_of_parameters(whole, block), 1e-9) << block;
+      }
+    });
+  }
+}
+
 TEST(DivideFactor, ReplacesTheNumberOfRanks) {
   for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
     run_ranks(4, [&](Ranks world) {

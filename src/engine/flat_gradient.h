@@ -21,8 +21,8 @@ namespace fsdp::engine {
 
 // Its states are those of the round: GradientState.
 //
-// Threads: safe. Captures and issue() are called under the unit's lock, issue_second_stage() under the reducer's;
-// finish() and discard() take no lock but its own, and so do clear_leaf() and zero_leaf(), which any thread may call.
+// Threads: safe. Captures are made under the unit's lock, issue_second_stage() is called under the reducer's. The other
+// functions take no lock but its own; any thread may call clear_leaf() and zero_leaf().
 class FlatGradient {
  public:
   // `leaf_source`: provides the memory of the leaves' gradients. If empty, it is allocated on their device.

@@ -87,8 +87,10 @@ void GradientFlow::reduce(Unit& unit) {
 
 void GradientFlow::reduce(Unit& unit, FlatGradient& gradient) {
   reducer_.make_room();
-  base::MutexLock lock(unit.mutex);
-  if (!gradient.capturing()) gradient.resume(pool_);
+  {
+    base::MutexLock lock(unit.mutex);
+    if (!gradient.capturing()) gradient.resume(pool_);
+  }
   reducer_.issue(unit, gradient);
 }
 
