@@ -22,6 +22,7 @@ namespace fsdp::base {
 class FSDP_THREAD_ANNOTATION(capability("mutex")) Mutex {
  public:
   void lock() FSDP_THREAD_ANNOTATION(acquire_capability()) { mutex_.lock(); }
+  bool try_lock() FSDP_THREAD_ANNOTATION(try_acquire_capability(true)) { return mutex_.try_lock(); }
   void unlock() FSDP_THREAD_ANNOTATION(release_capability()) { mutex_.unlock(); }
 
  private:
@@ -32,6 +33,8 @@ class FSDP_THREAD_ANNOTATION(capability("mutex")) Mutex {
 class FSDP_THREAD_ANNOTATION(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) FSDP_THREAD_ANNOTATION(acquire_capability(mutex)) : mutex_(mutex) { mutex_.lock(); }
+  // Takes over a mutex that the caller has locked.
+  MutexLock(Mutex& mutex, std::adopt_lock_t) FSDP_REQUIRES(mutex) : mutex_(mutex) {}
   ~MutexLock() FSDP_THREAD_ANNOTATION(release_capability()) { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

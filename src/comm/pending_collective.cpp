@@ -15,7 +15,7 @@ class PendingWork final : public Work {
       : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
   ~PendingWork() override {
     if (!collective_) return;
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     collective_->discard_result();
     collective_.reset();
   }
@@ -23,7 +23,7 @@ class PendingWork final : public Work {
   void wait() override {
     TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     const auto collective = std::exchange(collective_, nullptr);
     advancing_->finish(*collective);
   }
@@ -31,7 +31,7 @@ class PendingWork final : public Work {
   void advance() override {
     TORCH_CHECK(collective_ != nullptr, "a collective that was waited for cannot be advanced");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     advancing_->advance_up_to(collective_->sequence());
   }
 
@@ -57,8 +57,9 @@ void Advancing::finish(PendingCollective& collective) {
 }
 
 void Advancing::settle() {
-  const std::unique_lock use(in_use_, std::try_to_lock);
-  if (use.owns_lock()) advance_all();
+  if (!in_use.try_lock()) return;
+  base::MutexLock use(in_use, std::adopt_lock);
+  advance_all();
 }
 
 void Advancing::advance_all() { advance_up_to(std::numeric_limits<uint64_t>::max()); }

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp::comm {
@@ -29,33 +29,34 @@ class PendingCollective {
 // The collectives in flight that have something to advance, in order of issue. While a rank waits for one collective,
 // others may wait for another. No rank gets stuck if each rank first does its part in the collectives issued before.
 //
-// Threads: one at a time, which holds use() while it uses the group; but any thread may call settle().
+// Threads: one at a time, which holds in_use; but any thread may call settle().
 class Advancing {
  public:
-  // Held while a thread issues a collective of the group, waits for one or ends one. May be taken again by the same
-  // thread.
-  [[nodiscard]] std::unique_lock<std::recursive_mutex> use() { return std::unique_lock(in_use_); }
+  // Held while a thread issues a collective of the group, waits for one or ends one.
+  base::Mutex in_use;
+
   // Does this rank's part in all collectives in flight, unless another thread uses the group: that thread does it.
   void settle();
 
-  void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back({std::move(collective), nullptr}); }
+  void add(std::weak_ptr<PendingCollective> collective) FSDP_REQUIRES(in_use) {
+    queue_.push_back({std::move(collective), nullptr});
+  }
   // Like add(), but keeps the collective even if its Work is destroyed, because other ranks cannot finish without this
   // rank's part.
-  void add_and_keep(const std::shared_ptr<PendingCollective>& collective) {
+  void add_and_keep(const std::shared_ptr<PendingCollective>& collective) FSDP_REQUIRES(in_use) {
     queue_.push_back({collective, collective});
   }
-  void advance_up_to(uint64_t sequence);
+  void advance_up_to(uint64_t sequence) FSDP_REQUIRES(in_use);
   // Does this rank's part in the collectives before this one, then finishes it.
-  void finish(PendingCollective& collective);
-  void advance_all();
+  void finish(PendingCollective& collective) FSDP_REQUIRES(in_use);
+  void advance_all() FSDP_REQUIRES(in_use);
 
  private:
   struct Entry {
     std::weak_ptr<PendingCollective> collective;
     std::shared_ptr<PendingCollective> kept;
   };
-  std::recursive_mutex in_use_;
-  std::deque<Entry> queue_;
+  std::deque<Entry> queue_ FSDP_GUARDED_BY(in_use);
 };
 
 std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> collective,

@@ -318,6 +318,23 @@ TEST(DeferredInitAfterwards, OrdinaryDrawsKeepTheirPlace) {
   expect_same_module(*module, *eager);
 }
 
+// Draws whose results nobody needs any more, and which read the results of other draws.
+TEST(DeferredInitAfterwards, DroppedDrawsKeepTheirPlace) {
+  auto build = [] {
+    torch::NoGradGuard no_grad;
+    auto net = std::make_shared<Net>();
+    at::Tensor dropped = torch::bernoulli(at::normal(torch::rand({3000}), 1.0).sigmoid());
+    dropped = torch::Tensor();
+    at::Tensor kept = torch::rand({31, 17});
+    net->register_module("more", torch::nn::Linear(31, 17));
+    net->first->weight.mul_(torch::bernoulli(kept).mean());
+    kept.mul_(torch::poisson(torch::rand({31, 17})));
+    net->register_module("last", torch::nn::Linear(31, 17));
+    return net;
+  };
+  expect_same_when_deferred(build);
+}
+
 TEST(DeferredInitAfterwards, ValuesCanBeAskedFor) {
   auto build = [] {
     auto net = std::make_shared<Net>();

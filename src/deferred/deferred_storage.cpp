@@ -7,7 +7,6 @@
 #include <atomic>
 #include <map>
 
-#include "deferred/draw_sequence.h"
 #include "deferred/replay.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/dispatch_key.h"
@@ -75,7 +74,7 @@ void make_resident(const at::Tensor& deferred, c10::Storage memory) {
 }
 
 void make_resident(const std::vector<at::Tensor>& deferred) {
-  std::lock_guard lock(replay_mutex());
+  base::MutexLock lock(replay_mutex);
   std::vector<at::Tensor> recorded;
   for (const at::Tensor& tensor : deferred) {
     bool known = std::any_of(recorded.begin(), recorded.end(),

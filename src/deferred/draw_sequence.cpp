@@ -30,18 +30,26 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a, b);
 }
 
+// Restores the state of a generator at the end of the scope.
+class RestoredState {
+ public:
+  explicit RestoredState(at::Generator& generator) : generator_(generator), before_(state_of(generator)) {}
+  ~RestoredState() { set_state(generator_, before_); }
+  RestoredState(const RestoredState&) = delete;
+  RestoredState& operator=(const RestoredState&) = delete;
+
+ private:
+  at::Generator& generator_;
+  const at::Tensor before_;
+};
+
 // The sequences of all threads of which draws have run for their results, until they are settled.
-std::vector<std::shared_ptr<DrawSequence>>& begun_sequences() {
+std::vector<std::shared_ptr<DrawSequence>>& begun_sequences() FSDP_REQUIRES(replay_mutex) {
   static auto* sequences = new std::vector<std::shared_ptr<DrawSequence>>;  // not destroyed: generators may die first
   return *sequences;
 }
 
 }  // namespace
-
-std::recursive_mutex& replay_mutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
 
 // Advances the generator by one number: if it is seeded again, even with the same seed, its state then differs from
 // recorded_at_.
@@ -53,7 +61,7 @@ DrawSequence::DrawSequence(at::Generator generator) : generator_(std::move(gener
 
 std::shared_ptr<DrawSequence> DrawSequence::current(const at::Generator& generator) {
   thread_local std::map<const c10::GeneratorImpl*, std::weak_ptr<DrawSequence>> sequences;
-  std::lock_guard lock(replay_mutex());
+  base::MutexLock lock(replay_mutex);
   std::weak_ptr<DrawSequence>& known = sequences[generator.unsafeGetGeneratorImpl()];
   std::shared_ptr<DrawSequence> sequence = known.lock();
   if (!sequence || sequence->settled_ || !sequence->is_untouched()) {
@@ -67,24 +75,28 @@ std::shared_ptr<DrawSequence> DrawSequence::current(const at::Generator& generat
 bool DrawSequence::is_untouched() const { return same_state(state_of(generator_), recorded_at_); }
 
 size_t DrawSequence::add(const OperatorPtr& op) {
-  std::lock_guard lock(replay_mutex());
+  base::MutexLock lock(replay_mutex);
   entries_.push_back({op, nullptr, {}});
   return entries_.size() - 1;
 }
 
 void DrawSequence::keep_remains(size_t draw, OperatorPtr remains) {
-  std::lock_guard lock(replay_mutex());
-  entries_[draw].state.reset();
-  if (draw >= next_) entries_[draw].abandoned = std::move(remains);
+  base::MutexLock lock(remains_mutex_);
+  remains_.push_back({draw, std::move(remains)});
 }
 
-void DrawSequence::move_generator(const std::function<void()>& body) {
-  struct Restore {
-    at::Generator& generator;
-    at::Tensor before;
-    ~Restore() { set_state(generator, before); }
-  } restore{generator_, state_of(generator_)};
-  body();
+// Destroys the remains of draws that have run without the lock: operators that only they need end with them, and leave
+// remains of their own.
+void DrawSequence::take_remains() {
+  std::vector<Remains> remains;
+  {
+    base::MutexLock lock(remains_mutex_);
+    remains.swap(remains_);
+  }
+  for (auto& [draw, op] : remains) {
+    entries_[draw].state.reset();
+    if (draw >= next_) entries_[draw].abandoned = std::move(op);
+  }
 }
 
 // Runs the draw next_ into scratch memory.
@@ -93,36 +105,34 @@ void DrawSequence::pass() {
   if (op) {
     entries_[next_].state = state_;
   } else {
+    take_remains();
     op = std::exchange(entries_[next_].abandoned, nullptr);
   }
-  move_generator([&] {
-    draw_into_scratch(*op, [&] { set_state(generator_, state_); });
-    state_ = state_of(generator_);
-  });
+  const RestoredState restored(generator_);
+  draw_into_scratch(*op, [this, state = state_] { set_state(generator_, state); });
+  state_ = state_of(generator_);
   ++next_;
 }
 
 void DrawSequence::pass_up_to(size_t end) {
+  take_remains();
   while (next_ < end) pass();
 }
 
 void DrawSequence::run(size_t draw, const std::function<void()>& body) {
-  std::lock_guard lock(replay_mutex());
   pass_up_to(draw);
   if (!std::exchange(begun_, true)) begun_sequences().push_back(shared_from_this());
   if (draw == next_) entries_[draw].state = state_;
-  move_generator([&] {
-    set_state(generator_, entries_[draw].state);
-    body();
-    if (draw == next_) {
-      state_ = state_of(generator_);
-      ++next_;
-    }
-  });
+  const RestoredState restored(generator_);
+  set_state(generator_, entries_[draw].state);
+  body();
+  if (draw == next_) {
+    state_ = state_of(generator_);
+    ++next_;
+  }
 }
 
 void DrawSequence::run_others_before(const std::vector<size_t>& wanted) {
-  std::lock_guard lock(replay_mutex());
   size_t end = next_;
   for (size_t draw = next_; !wanted.empty() && draw < wanted.back(); ++draw) {
     if (!std::binary_search(wanted.begin(), wanted.end(), draw)) end = draw + 1;
@@ -131,21 +141,22 @@ void DrawSequence::run_others_before(const std::vector<size_t>& wanted) {
 }
 
 void DrawSequence::catch_up() {
-  std::lock_guard lock(replay_mutex());
+  base::MutexLock lock(replay_mutex);
   pass_up_to(entries_.size());
   set_state(generator_, state_);
   settled_ = true;
 }
 
 void DrawSequence::settle_all() {
-  std::lock_guard lock(replay_mutex());
-  std::erase_if(begun_sequences(), [](const auto& sequence) {
+  base::MutexLock lock(replay_mutex);
+  std::erase_if(begun_sequences(), [](const auto& sequence) FSDP_REQUIRES(replay_mutex) {
     sequence->settle();
     return sequence->settled_;
   });
 }
 
 void DrawSequence::settle() {
+  take_remains();
   bool pending = std::any_of(entries_.begin() + static_cast<std::ptrdiff_t>(next_), entries_.end(),
                              [](const Entry& entry) { return !entry.op.expired(); });
   if (pending || settled_) return;

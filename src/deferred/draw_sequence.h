@@ -12,11 +12,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "deferred/recorded_operator.h"
+#include "deferred/replay_mutex.h"
 
 namespace fsdp::deferred {
 
@@ -26,22 +26,23 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
   explicit DrawSequence(at::Generator generator);
 
   // Returns this thread's sequence for draws that are recorded from the generator now.
-  static std::shared_ptr<DrawSequence> current(const at::Generator& generator);
+  static std::shared_ptr<DrawSequence> current(const at::Generator& generator) FSDP_EXCLUDES(replay_mutex);
 
-  size_t add(const OperatorPtr& op);
-  // Called when the operator of a draw is destroyed. If the draw has not run, keeps `remains` to run it later.
-  void keep_remains(size_t draw, OperatorPtr remains);
+  size_t add(const OperatorPtr& op) FSDP_EXCLUDES(replay_mutex);
+  // Called when the operator of a draw is destroyed, which may be during a replay. If the draw has not run, keeps
+  // `remains` to run it later.
+  void keep_remains(size_t draw, OperatorPtr remains) FSDP_EXCLUDES(remains_mutex_);
 
   // Runs `body` with the generator in the state in which this draw begins, and restores the generator afterwards.
-  void run(size_t draw, const std::function<void()>& body);
+  void run(size_t draw, const std::function<void()>& body) FSDP_REQUIRES(replay_mutex);
   // Runs into scratch memory all draws up to the last one that is not in `wanted` (ascending) but precedes a wanted
   // one. Otherwise it would run between the wanted draws, while other memory is held.
-  void run_others_before(const std::vector<size_t>& wanted);
+  void run_others_before(const std::vector<size_t>& wanted) FSDP_REQUIRES(replay_mutex);
   // Runs all draws recorded so far, because ordinary code is about to draw.
-  void catch_up();
+  void catch_up() FSDP_EXCLUDES(replay_mutex);
   // Handles each sequence of which some draws have run and no needed draw is left: moves its generator to the state
   // after the last draw, unless the generator was used since the draws were recorded.
-  static void settle_all();
+  static void settle_all() FSDP_EXCLUDES(replay_mutex);
 
  private:
   struct Entry {
@@ -50,23 +51,28 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
     at::Tensor state;  // in which it begins; set once known, while it may be needed
   };
 
-  void settle();
-  void pass();
-  void pass_up_to(size_t end);
-  void move_generator(const std::function<void()>& body);
+  struct Remains {
+    size_t draw;
+    OperatorPtr op;
+  };
+
+  void settle() FSDP_REQUIRES(replay_mutex);
+  void take_remains() FSDP_REQUIRES(replay_mutex) FSDP_EXCLUDES(remains_mutex_);
+  void pass() FSDP_REQUIRES(replay_mutex);
+  void pass_up_to(size_t end) FSDP_REQUIRES(replay_mutex);
   bool is_untouched() const;
 
   at::Generator generator_;
-  at::Tensor recorded_at_;  // the generator's state while draws are recorded
-  at::Tensor state_;        // after the draws before next_
-  size_t next_ = 0;
-  std::vector<Entry> entries_;
-  bool begun_ = false;       // whether a draw has run for its result
-  bool superseded_ = false;  // the generator was seeded or used since; another sequence records draws
-  bool settled_ = false;
+  at::Tensor recorded_at_;                          // the generator's state while draws are recorded
+  at::Tensor state_ FSDP_GUARDED_BY(replay_mutex);  // after the draws before next_
+  size_t next_ FSDP_GUARDED_BY(replay_mutex) = 0;
+  std::vector<Entry> entries_ FSDP_GUARDED_BY(replay_mutex);
+  bool begun_ FSDP_GUARDED_BY(replay_mutex) = false;  // whether a draw has run for its result
+  // Whether the generator was seeded or used since: another sequence records draws.
+  bool superseded_ FSDP_GUARDED_BY(replay_mutex) = false;
+  bool settled_ FSDP_GUARDED_BY(replay_mutex) = false;
+  base::Mutex remains_mutex_;
+  std::vector<Remains> remains_ FSDP_GUARDED_BY(remains_mutex_);  // not in entries_ yet
 };
-
-// Allows one replay at a time, because replays move generators back and forth.
-std::recursive_mutex& replay_mutex();
 
 }  // namespace fsdp::deferred

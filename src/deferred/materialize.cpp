@@ -12,6 +12,14 @@
 #include "torch_seams/dispatch_key.h"
 
 namespace fsdp::deferred {
+namespace {
+
+std::vector<c10::Storage> replay_now(const std::vector<StorageState>& states) {
+  base::MutexLock lock(replay_mutex);
+  return replay(states);
+}
+
+}  // namespace
 
 std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {
   seams::CleanDispatchGuard clean;
@@ -21,7 +29,7 @@ std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {
       states.push_back({storage->twin, storage->writer, storage->device});
     }
   }
-  std::vector<c10::Storage> memory = replay(states);
+  const std::vector<c10::Storage> memory = replay_now(states);
   std::vector<at::Tensor> values;
   auto next = memory.begin();
   for (const at::Tensor& tensor : tensors) {

@@ -27,7 +27,7 @@ c10::Storage nothing(c10::Device device) { return base::transient_bytes(0, devic
 
 class Replay {
  public:
-  std::vector<c10::Storage> run(const std::vector<StorageState>& wanted) {
+  std::vector<c10::Storage> run(const std::vector<StorageState>& wanted) FSDP_REQUIRES(replay_mutex) {
     for (const StorageState& state : wanted) {
       wanted_.insert(key_of(state.twin));
       collect(state.writer);
@@ -41,7 +41,7 @@ class Replay {
     return result;
   }
 
-  void draw(const RecordedOperator& op, const std::function<void()>& begin) {
+  void draw(const RecordedOperator& op, const std::function<void()>& begin) FSDP_REQUIRES(replay_mutex) {
     std::vector<StorageState> needed;
     for (const RecordedOperator::Input& input : op.inputs) {
       if (input.read && !(op.fills && input.written)) needed.push_back({input.twin, input.writer, input.device});
@@ -67,7 +67,7 @@ class Replay {
     }
   }
 
-  void run_other_draws_first() {
+  void run_other_draws_first() FSDP_REQUIRES(replay_mutex) {
     std::map<DrawSequence*, std::vector<size_t>> draws;
     for (const OperatorPtr& op : operators_) {
       if (op->draws) draws[op->draws.get()].push_back(op->draw);
@@ -82,7 +82,7 @@ class Replay {
     }
   }
 
-  void run_one(const OperatorPtr& op) {
+  void run_one(const OperatorPtr& op) FSDP_REQUIRES(replay_mutex) {
     for (const auto& [tensor, version] : op->borrowed) {
       TORCH_CHECK(tensor._version() == version, "fsdp: an ordinary tensor of shape ", tensor.sizes(),
                   " that the recorded initialisation reads (argument of ", op->op.schema().name(),
@@ -169,7 +169,6 @@ at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& shape) {
 
 std::vector<c10::Storage> replay(const std::vector<StorageState>& wanted) {
   seams::CleanDispatchGuard clean;
-  std::lock_guard lock(replay_mutex());
   return Replay().run(wanted);
 }
 

@@ -85,7 +85,7 @@ class GlooCommunicator final : public Communicator, public Failable {
                                    const CollectiveId& id, std::vector<uint64_t>* flags) override {
     check_all_reduce(output, tensor, id);
     check_on_host(tensor, "all-reduce", id);
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     auto collective = std::make_shared<AllReduce>(context_, std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
@@ -109,7 +109,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::unique_ptr<Work> send(at::Tensor tensor, int to, const CollectiveId& id) override {
     check_message(tensor, to, rank(), size(), "send", id);
     check_on_host(tensor, "message", id);
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     check_not_failed();
     check_present(*this, to);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -119,14 +119,14 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::unique_ptr<Work> recv(at::Tensor output, int from, const CollectiveId& id) override {
     check_message(output, from, rank(), size(), "receive", id);
     check_on_host(output, "message", id);
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     check_not_failed();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     return messages_->recv(output, from, id);
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     GatherBytes collective(context_, bytes, id);
     advancing_->finish(collective);
@@ -150,7 +150,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   int world_rank(int rank) const override { return context_->names.at(static_cast<size_t>(rank)); }
   void abort(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
   void trim() override {
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     context_->buffers.trim();
     messages_->free_received();
   }
@@ -186,7 +186,7 @@ class GlooCommunicator final : public Communicator, public Failable {
 
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     return make_pending_work(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
   }

@@ -198,7 +198,7 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
 
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override {
     {
-      const auto use = advancing_->use();
+      base::MutexLock use(advancing_->in_use);
       advancing_->advance_all();
     }
     context_->local_next->memory_sharing().await_readers(buffer, id);
@@ -267,7 +267,7 @@ class HostsCommunicator final : public Communicator, public MemorySharing, publi
   template <typename C, typename... Arguments>
   std::shared_ptr<C> issue(Arguments&&... arguments) {
     check_not_failed();
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
     advancing_->add_and_keep(collective);

@@ -180,12 +180,12 @@ void ShmGatherBytes::complete() {
   exchange_.finish();
 }
 
-void ShmInFlight::make_room() {
+void ShmInFlight::make_room(Advancing& advancing) {
   while (!queue_.empty()) {
     const auto oldest = queue_.front().lock();
     if (oldest && !oldest->finished()) {
       if (context_->next_sequence < oldest->sequence() + ShmBoard::kDepth) return;
-      advancing_->finish(*oldest);
+      advancing.finish(*oldest);
     }
     queue_.pop_front();
   }

@@ -138,15 +138,13 @@ class ShmGatherBytes final : public ShmCollective {
 // only earlier, and all ranks issue in the same order, so ranks cannot wait in a circle.
 class ShmInFlight {
  public:
-  ShmInFlight(std::shared_ptr<ShmContext> context, std::shared_ptr<Advancing> advancing)
-      : context_(std::move(context)), advancing_(std::move(advancing)) {}
-  // Makes room for the next collective.
-  void make_room();
+  explicit ShmInFlight(std::shared_ptr<ShmContext> context) : context_(std::move(context)) {}
+  // Makes room for the next collective of the group whose collectives these are.
+  void make_room(Advancing& advancing) FSDP_REQUIRES(advancing.in_use);
   void add(std::weak_ptr<ShmCollective> collective) { queue_.push_back(std::move(collective)); }
 
  private:
   std::shared_ptr<ShmContext> context_;
-  std::shared_ptr<Advancing> advancing_;
   std::deque<std::weak_ptr<ShmCollective>> queue_;  // in order of issue; some are finished or destroyed
 };
 

@@ -62,7 +62,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
         heaps_(heaps),
         context_(std::make_shared<ShmContext>()),
         advancing_(std::make_shared<Advancing>()),
-        in_flight_(context_, advancing_),
+        in_flight_(context_),
         transient_(std::make_shared<TransientMemory>(heaps.spare)),
         sent_(host_->rank(), host_->size()) {
     context_->host = host_;
@@ -102,7 +102,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     check_all_reduce(output, tensor, id);
     check_on_host(tensor, "all-reduce", id);
     sent_.add_all_reduce(tensor.numel(), static_cast<int64_t>(tensor.element_size()));
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     auto collective = begin<ShmAllReduce>(std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
     return make_pending_work(std::move(collective), advancing_);
@@ -131,7 +131,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
     check_on_host(tensor, "message", id);
     check_not_failed();
     check_present(*this, to);
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add(to, tensor.nbytes());
     return messages_->send(tensor, to, id);
@@ -145,7 +145,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
-    const auto use = advancing_->use();
+    base::MutexLock use(advancing_->in_use);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add_for_each_peer(bytes.size());
     const auto collective = begin<ShmGatherBytes>(bytes, id);
@@ -207,14 +207,14 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
 
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    base::MutexLock use(advancing_->in_use);
     return make_pending_work(begin<C>(std::forward<Arguments>(arguments)...), advancing_);
   }
 
   template <typename C, typename... Arguments>
-  std::shared_ptr<C> begin(Arguments&&... arguments) {
-    const auto use = advancing_->use();
+  std::shared_ptr<C> begin(Arguments&&... arguments) FSDP_REQUIRES(advancing_->in_use) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    in_flight_.make_room();
+    in_flight_.make_room(*advancing_);
     auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
     in_flight_.add(collective);
     return collective;
