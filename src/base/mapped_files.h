@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace fsdp::base {
 
@@ -51,9 +52,9 @@ class MappedFiles : public std::enable_shared_from_this<MappedFiles> {
     void* memory;
   };
   std::string folder_;
-  mutable std::mutex mutex_;
-  std::map<void*, size_t> in_use_;      // sizes in whole pages
-  std::multimap<size_t, void*> spare_;  // by size
+  mutable base::Mutex mutex_;
+  std::map<void*, size_t> in_use_ FSDP_GUARDED_BY(mutex_);      // sizes in whole pages
+  std::multimap<size_t, void*> spare_ FSDP_GUARDED_BY(mutex_);  // by size
 };
 
 }  // namespace fsdp::base

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "fsdp/trace.h"
 
 namespace fsdp::base {
@@ -54,10 +54,10 @@ class TraceRecorder {
   static int64_t clock();
 
   std::atomic<bool> on_{false};
-  std::mutex mutex_;
-  Trace trace_;
-  Memory memory_;
-  SamplePace pace_;
+  base::Mutex mutex_;
+  Trace trace_ FSDP_GUARDED_BY(mutex_);
+  Memory memory_ FSDP_GUARDED_BY(mutex_);
+  SamplePace pace_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::base

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <optional>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace fsdp::comm {
 
@@ -14,14 +15,14 @@ class FamilyFailure {
  public:
   // Records a failure. Keeps the first reason.
   void note(const std::string& reason) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (reason_) return;
     reason_ = reason;
     noted_ = Clock::now();
   }
   // Returns the reason when kMoment has passed since it was noted, so that collectives issued before may end first.
   std::optional<std::string> due() const {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     return reason_ && Clock::now() >= noted_ + kMoment ? reason_ : std::nullopt;
   }
 
@@ -29,9 +30,9 @@ class FamilyFailure {
   using Clock = std::chrono::steady_clock;
   static constexpr auto kMoment = std::chrono::milliseconds(500);
 
-  mutable std::mutex mutex_;
-  std::optional<std::string> reason_;
-  Clock::time_point noted_{};
+  mutable base::Mutex mutex_;
+  std::optional<std::string> reason_ FSDP_GUARDED_BY(mutex_);
+  Clock::time_point noted_ FSDP_GUARDED_BY(mutex_){};
 };
 
 }  // namespace fsdp::comm

@@ -5,13 +5,13 @@
 namespace fsdp::comm {
 
 void GroupFamily::add(const std::shared_ptr<GlooTransport>& group) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);
 }
 
 void GroupFamily::add(const std::shared_ptr<Advancing>& collectives) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::erase_if(collectives_, [](const auto& known) { return known.expired(); });
   collectives_.push_back(collectives);
 }
@@ -20,7 +20,7 @@ void GroupFamily::add(const std::shared_ptr<Advancing>& collectives) {
 void GroupFamily::settle() {
   std::vector<std::shared_ptr<Advancing>> all;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (const std::weak_ptr<Advancing>& known : collectives_) {
       if (auto collectives = known.lock()) all.push_back(std::move(collectives));
     }
@@ -30,7 +30,7 @@ void GroupFamily::settle() {
 
 void GroupFamily::fail(GlooTransport& first, const std::string& reason) {
   first.fail(reason);
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const std::weak_ptr<GlooTransport>& known : groups_) {
     if (const auto group = known.lock()) group->fail(reason);
   }

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/failable.h"
 #include "comm/family_failure.h"
 #include "comm/gloo/gloo_transport.h"
@@ -35,9 +35,9 @@ class GroupFamily {
 
  private:
   const std::shared_ptr<FamilyFailure> failure_ = std::make_shared<FamilyFailure>();
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<GlooTransport>> groups_;
-  std::vector<std::weak_ptr<Advancing>> collectives_;
+  base::Mutex mutex_;
+  std::vector<std::weak_ptr<GlooTransport>> groups_ FSDP_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Advancing>> collectives_ FSDP_GUARDED_BY(mutex_);
 };
 
 // The same for a group that may have no family.

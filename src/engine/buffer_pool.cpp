@@ -25,11 +25,11 @@ at::Tensor BufferPool::acquire(int64_t numel, at::ScalarType dtype, Residence re
 
 at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding) {
   seams::CleanDispatchGuard clean;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   at::Tensor bytes = take(nbytes, residence, owner).narrow(0, 0, nbytes);
   order_.before_use(bytes);
   in_use_bytes_ += nbytes - padding;
-  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_.load());
+  peak_bytes_ = std::max(peak_bytes_.load(), in_use_bytes_.load());
   return bytes;
 }
 
@@ -100,12 +100,12 @@ void BufferPool::before_freeing(const at::Tensor& bytes) {
 
 void BufferPool::count_reserved(int64_t nbytes) {
   reserved_bytes_ += nbytes;
-  peak_reserved_bytes_ = std::max(peak_reserved_bytes_, reserved_bytes_.load());
+  peak_reserved_bytes_ = std::max(peak_reserved_bytes_.load(), reserved_bytes_.load());
 }
 
 void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
   if (release_adopted(buffer)) return;
   order_.after_use(buffer);
@@ -139,15 +139,15 @@ void BufferPool::release_or_keep(const at::Tensor& buffer) {
 }
 
 void BufferPool::note_held(int64_t nbytes) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   in_use_bytes_ += nbytes;
-  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_.load());
+  peak_bytes_ = std::max(peak_bytes_.load(), in_use_bytes_.load());
   count_reserved(nbytes);
 }
 
 at::Tensor BufferPool::adopt(const at::Tensor& tensor, const c10::Stream& home) {
   note_held(static_cast<int64_t>(tensor.nbytes()));
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   adopted_.emplace(tensor.storage().unsafeGetStorageImpl(), home);
   return tensor;
 }
@@ -164,7 +164,7 @@ bool BufferPool::release_adopted(const at::Tensor& buffer) {
 }
 
 void BufferPool::release_kept(const void* owner) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   auto it = staying_.find(owner);
   if (it != staying_.end() && !it->second.in_use) {
     release_kept(it);
@@ -179,7 +179,7 @@ void BufferPool::release_kept(StayingBuffers::iterator staying) {
 }
 
 void BufferPool::reserve(int64_t nbytes) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) return;
   while (auto bytes = free_.take_largest()) release_to_allocator(*bytes);
   count_reserved(nbytes - arena_.capacity());
@@ -191,7 +191,7 @@ void BufferPool::reserve(int64_t nbytes) {
 }
 
 void BufferPool::set_poison(bool on) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   poison_ = on;
 }
 

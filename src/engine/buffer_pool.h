@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "base/allocation_tag.h"
 #include "base/free_buffers.h"
+#include "base/mutex.h"
 #include "base/stream_order.h"
 #include "engine/arena.h"
 
@@ -85,37 +85,37 @@ class BufferPool {
     bool in_use = false;
   };
   using StayingBuffers = std::map<const void*, Staying>;
-  at::Tensor take(int64_t nbytes, Residence residence, const void* owner);
-  at::Tensor take_staying(int64_t nbytes, const void* owner);
-  at::Tensor take_fitting(int64_t nbytes, Residence residence);
-  void release_to_allocator(const at::Tensor& bytes);
-  void release_kept(StayingBuffers::iterator staying);
-  void release_or_keep(const at::Tensor& buffer);
-  bool release_adopted(const at::Tensor& buffer);
-  StayingBuffers::iterator staying_of(const at::Tensor& buffer);
-  at::Tensor allocate(int64_t nbytes);
-  void before_freeing(const at::Tensor& bytes);
-  void count_reserved(int64_t nbytes);
+  at::Tensor take(int64_t nbytes, Residence residence, const void* owner) FSDP_REQUIRES(mutex_);
+  at::Tensor take_staying(int64_t nbytes, const void* owner) FSDP_REQUIRES(mutex_);
+  at::Tensor take_fitting(int64_t nbytes, Residence residence) FSDP_REQUIRES(mutex_);
+  void release_to_allocator(const at::Tensor& bytes) FSDP_REQUIRES(mutex_);
+  void release_kept(StayingBuffers::iterator staying) FSDP_REQUIRES(mutex_);
+  void release_or_keep(const at::Tensor& buffer) FSDP_REQUIRES(mutex_);
+  bool release_adopted(const at::Tensor& buffer) FSDP_REQUIRES(mutex_);
+  StayingBuffers::iterator staying_of(const at::Tensor& buffer) FSDP_REQUIRES(mutex_);
+  at::Tensor allocate(int64_t nbytes) FSDP_REQUIRES(mutex_);
+  void before_freeing(const at::Tensor& bytes) FSDP_REQUIRES(mutex_);
+  void count_reserved(int64_t nbytes) FSDP_REQUIRES(mutex_);
 
   c10::Device device_;
   const bool keeps_memory_;
   const base::AllocationPurpose purpose_;
   const Source source_;
   c10::Stream home_;
-  std::mutex mutex_;
-  base::MemoryOrder order_;
-  Arena arena_;
-  StayingBuffers staying_;
-  std::unordered_map<const c10::StorageImpl*, const void*> staying_owners_;
-  base::FreeBuffers free_;
-  base::FreeBuffers free_aside_;
-  std::set<const c10::StorageImpl*> aside_;  // memory that belongs to free_aside_
-  std::map<const c10::StorageImpl*, c10::Stream> adopted_;
+  base::Mutex mutex_;
+  base::MemoryOrder order_ FSDP_GUARDED_BY(mutex_);
+  Arena arena_ FSDP_GUARDED_BY(mutex_);
+  StayingBuffers staying_ FSDP_GUARDED_BY(mutex_);
+  std::unordered_map<const c10::StorageImpl*, const void*> staying_owners_ FSDP_GUARDED_BY(mutex_);
+  base::FreeBuffers free_ FSDP_GUARDED_BY(mutex_);
+  base::FreeBuffers free_aside_ FSDP_GUARDED_BY(mutex_);
+  std::set<const c10::StorageImpl*> aside_ FSDP_GUARDED_BY(mutex_);  // memory that belongs to free_aside_
+  std::map<const c10::StorageImpl*, c10::Stream> adopted_ FSDP_GUARDED_BY(mutex_);
   std::atomic<int64_t> in_use_bytes_{0};
-  int64_t peak_bytes_ = 0;
+  std::atomic<int64_t> peak_bytes_{0};
   std::atomic<int64_t> reserved_bytes_{0};
-  int64_t peak_reserved_bytes_ = 0;
-  bool poison_ = false;
+  std::atomic<int64_t> peak_reserved_bytes_{0};
+  bool poison_ FSDP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace fsdp::engine

@@ -36,7 +36,7 @@ def diagnose(source_dir, tmp_path, text):
 def test_the_engine_takes_the_locks_that_its_members_name(source_dir, tmp_path):
     sources = [
         source
-        for layer in ("engine", "dispatch")
+        for layer in ("engine", "dispatch", "deferred")
         for source in sorted((source_dir / "src" / layer).glob("*.cpp"))
         if not source.name.endswith("_test.cpp")
     ]

@@ -51,14 +51,14 @@ FlightRecord::FlightRecord(int rank, size_t capacity) : rank_(rank), ring_(capac
 }
 
 int FlightRecord::add_group(std::string name) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   groups_.push_back({std::move(name)});
   return static_cast<int>(groups_.size()) - 1;
 }
 
 FlightRecord::Ticket FlightRecord::issue(int group, const CollectiveIdentity& identity) {
   const Clock::time_point now = Clock::now();
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const uint64_t serial = next_serial_++;
   CollectiveEntry& entry = ring_[serial % ring_.size()];
   entry.group = group;
@@ -76,7 +76,7 @@ CollectiveEntry* FlightRecord::entry_of(Ticket ticket) {
 
 void FlightRecord::waiting(Ticket ticket) {
   const Clock::time_point now = Clock::now();
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (CollectiveEntry* entry = entry_of(ticket)) {
     entry->state = State::kWaiting;
     entry->waited = now;
@@ -86,7 +86,7 @@ void FlightRecord::waiting(Ticket ticket) {
 
 void FlightRecord::end(Ticket ticket, State state) {
   const Clock::time_point now = Clock::now();
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (CollectiveEntry* entry = entry_of(ticket)) {
     entry->state = state;
     entry->ended = now;
@@ -98,17 +98,17 @@ void FlightRecord::done(Ticket ticket) { end(ticket, State::kDone); }
 void FlightRecord::failed(Ticket ticket) { end(ticket, State::kFailed); }
 
 FlightRecord::Clock::time_point FlightRecord::last_change(int group) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return groups_.at(static_cast<size_t>(group)).last_change;
 }
 
 uint64_t FlightRecord::issued(int group) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return groups_.at(static_cast<size_t>(group)).issued;
 }
 
 std::vector<CollectiveEntry> FlightRecord::entries(std::optional<int> group) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<CollectiveEntry> result;
   for (uint64_t serial = next_serial_ - std::min<uint64_t>(next_serial_, ring_.size()); serial < next_serial_;
        ++serial) {
@@ -119,7 +119,7 @@ std::vector<CollectiveEntry> FlightRecord::entries(std::optional<int> group) con
 }
 
 std::optional<CollectiveEntry> FlightRecord::longest_waiting(int group) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const CollectiveEntry* longest = nullptr;
   for (uint64_t serial = next_serial_ - std::min<uint64_t>(next_serial_, ring_.size()); serial < next_serial_;
        ++serial) {
@@ -132,7 +132,7 @@ std::optional<CollectiveEntry> FlightRecord::longest_waiting(int group) const {
 }
 
 std::optional<CollectiveEntry> FlightRecord::last() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return next_serial_ == 0 ? std::nullopt : std::optional(ring_[(next_serial_ - 1) % ring_.size()]);
 }
 
@@ -146,7 +146,7 @@ std::optional<CollectiveEntry> FlightRecord::find(int group, uint64_t number) co
 std::string FlightRecord::line(const CollectiveEntry& entry, Clock::time_point now) const {
   std::string group;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (groups_.size() > 1) group = c10::str(" in group '", groups_.at(static_cast<size_t>(entry.group)).name, "'");
   }
   return c10::str("rank ", rank_, ", #", entry.number, " ", entry.identity.describe(), group, ": ",

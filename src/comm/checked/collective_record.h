@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/collective_header.h"
 
 namespace fsdp::comm {
@@ -78,14 +78,14 @@ class FlightRecord {
     uint64_t issued = 0;
     Clock::time_point last_change = Clock::now();
   };
-  CollectiveEntry* entry_of(Ticket ticket);  // under mutex_; null if it was overwritten
+  CollectiveEntry* entry_of(Ticket ticket) FSDP_REQUIRES(mutex_);  // null if it was overwritten
   void end(Ticket ticket, CollectiveEntry::State state);
 
   const int rank_;
-  mutable std::mutex mutex_;
-  std::vector<CollectiveEntry> ring_;  // the collective with serial s is at s % size
-  uint64_t next_serial_ = 0;
-  std::deque<Group> groups_;
+  mutable base::Mutex mutex_;
+  std::vector<CollectiveEntry> ring_ FSDP_GUARDED_BY(mutex_);  // the collective with serial s is at s % size
+  uint64_t next_serial_ FSDP_GUARDED_BY(mutex_) = 0;
+  std::deque<Group> groups_ FSDP_GUARDED_BY(mutex_);
 };
 
 // Returns a time as text: "1.5 s", "20 ms".

@@ -30,7 +30,7 @@ at::Tensor SharedHeap::take(int64_t nbytes) {
 // Returns the beginning of the smallest gap that is large enough, preferring gaps with pages; without one, appends a
 // block.
 int64_t SharedHeap::place(int64_t nbytes) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   release_read_blocks();
   auto best = gaps_.end();
   for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
@@ -72,7 +72,7 @@ std::optional<int64_t> SharedHeap::place_of(const at::Tensor& tensor) const {
 void SharedHeap::hold(const at::Tensor& tensor, std::function<bool()> read) {
   const std::optional<int64_t> place = place_of(tensor);
   TORCH_CHECK(place, "a tensor that does not lie in shared memory cannot be held there");
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   auto block = std::prev(blocks_.upper_bound(*place));
   auto& readers = block->second.readers;
   std::erase_if(readers, [](const auto& done) { return done(); });
@@ -80,7 +80,7 @@ void SharedHeap::hold(const at::Tensor& tensor, std::function<bool()> read) {
 }
 
 void SharedHeap::release(int64_t begin) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   blocks_.at(begin).referred = false;
   release_read_blocks();
 }
@@ -117,7 +117,7 @@ void SharedHeap::add_gap(int64_t begin, Gap gap) {
 }
 
 void SharedHeap::trim(int64_t keep) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   release_read_blocks();
   int64_t unused = 0;
   for (const auto& [begin, gap] : gaps_) unused += gap.backed ? gap.nbytes : 0;
@@ -130,7 +130,7 @@ void SharedHeap::trim(int64_t keep) {
 }
 
 int64_t SharedHeap::nbytes_in_use() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return in_use_;
 }
 

@@ -7,10 +7,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/shm/shared_memory.h"
 
 namespace fsdp::comm {
@@ -47,16 +47,17 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
     bool backed = false;  // has pages
   };
   void release(int64_t begin);
-  void release_read_blocks();
-  void add_gap(int64_t begin, Gap gap);
+  void release_read_blocks() FSDP_REQUIRES(mutex_);
+  void add_gap(int64_t begin, Gap gap) FSDP_REQUIRES(mutex_);
   int64_t place(int64_t nbytes);
 
   const std::shared_ptr<SharedMemory> memory_;
-  mutable std::mutex mutex_;
-  std::map<int64_t, Block> blocks_;  // by offset
-  std::map<int64_t, Gap> gaps_;      // between blocks; neighbours are joined if both have pages or neither has
-  int64_t end_ = 0;                  // end of all blocks and gaps
-  int64_t in_use_ = 0;
+  mutable base::Mutex mutex_;
+  std::map<int64_t, Block> blocks_ FSDP_GUARDED_BY(mutex_);  // by offset
+  std::map<int64_t, Gap> gaps_
+      FSDP_GUARDED_BY(mutex_);               // between blocks; neighbours are joined if both have pages or neither has
+  int64_t end_ FSDP_GUARDED_BY(mutex_) = 0;  // end of all blocks and gaps
+  int64_t in_use_ FSDP_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fsdp::comm

@@ -84,7 +84,7 @@ const DcpLocation& DcpFolder::location(const std::string& name) const {
 }
 
 const InputFile& DcpFolder::file(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   auto& known = files_[name];
   if (!known) known = std::make_unique<InputFile>(path_ / name);
   return *known;
@@ -166,12 +166,12 @@ std::string DcpFolder::where_of(const DcpTensor& tensor, const DcpChunk& chunk) 
 }
 
 bool DcpFolder::is_verified(const ZipRecord& record, const InputFile& file) const {
-  const std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return verified_.contains({&file, record.offset});
 }
 
 void DcpFolder::note_verified(const ZipRecord& record, const InputFile& file) const {
-  const std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   verified_.insert({&file, record.offset});
 }
 

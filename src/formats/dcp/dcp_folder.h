@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
+#include "base/mutex.h"
 #include "formats/common/input_file.h"
 #include "formats/dcp/dcp_metadata.h"
 #include "formats/torch_archive/torch_archive.h"
@@ -59,9 +59,10 @@ class DcpFolder {
 
   std::filesystem::path path_;
   DcpMetadata metadata_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::string, std::unique_ptr<InputFile>> files_;
-  mutable std::set<std::pair<const InputFile*, uint64_t>> verified_;  // by offset of the storage's record
+  mutable base::Mutex mutex_;
+  mutable std::map<std::string, std::unique_ptr<InputFile>> files_ FSDP_GUARDED_BY(mutex_);
+  mutable std::set<std::pair<const InputFile*, uint64_t>> verified_
+      FSDP_GUARDED_BY(mutex_);  // by offset of the storage's record
 };
 
 }  // namespace fsdp::formats

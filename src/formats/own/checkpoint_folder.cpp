@@ -92,7 +92,7 @@ const StoredTensor& CheckpointFolder::tensor(const std::string& name) const {
 }
 
 const CheckpointFolder::File& CheckpointFolder::file(size_t index) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (!files_[index]) {
     files_[index] = std::make_unique<File>(path_ / manifest_.files[index].name, manifest_.files[index]);
   }

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "formats/own/manifest.h"
 
 namespace fsdp::formats {
@@ -55,8 +55,8 @@ class CheckpointFolder {
 
   std::filesystem::path path_;
   Manifest manifest_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<File>> files_;  // null until first read
+  mutable base::Mutex mutex_;
+  mutable std::vector<std::unique_ptr<File>> files_ FSDP_GUARDED_BY(mutex_);  // null until first read
 };
 
 }  // namespace fsdp::formats
