@@ -157,8 +157,8 @@ def repeat_failures(runs, timeout, reports):
     return unstable
 
 
-# Ranks wait for one another, and Python tests for processes that start: three such programs take no more of the machine
-# than two others.
+# Ranks wait for one another, and Python tests for processes that start: two such programs take no more of the machine
+# than one other.
 LABELS_THAT_WAIT = {"python", "ranks", "processes"}
 
 
@@ -166,12 +166,12 @@ class Slots:
     """How many programs run at a time. They get their slots in the order in which they ask."""
 
     def __init__(self, jobs):
-        self.size = self.free = 3 * jobs
+        self.size = self.free = 2 * jobs
         self.changed = threading.Condition()
         self.waiting = []
 
     def of(self, program):
-        return 3 if LABELS_THAT_WAIT.isdisjoint(program.labels) else 2
+        return 2 if LABELS_THAT_WAIT.isdisjoint(program.labels) else 1
 
     @contextlib.contextmanager
     def taken_by(self, program):
@@ -311,7 +311,7 @@ def main():
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
     parser.add_argument(
-        "--jobs", type=int, default=2, help="programs at a time; of those that wait for ranks or processes, half more"
+        "--jobs", type=int, default=2, help="programs at a time; of those that wait for ranks or processes, twice as many"
     )
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one program")
     options = parser.parse_args()
@@ -328,7 +328,7 @@ def main():
         runs = []
         shared_memory = entries_of_shared_memory()
         slots = Slots(options.jobs)
-        with concurrent.futures.ThreadPoolExecutor(slots.size // 2) as pool:
+        with concurrent.futures.ThreadPoolExecutor(slots.size) as pool:
             started = [pool.submit(run_program, program, options.timeout, reports, slots) for program in programs]
             for finished in concurrent.futures.as_completed(started):
                 runs.append(finished.result())
