@@ -311,7 +311,10 @@ def main():
         "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
     )
     parser.add_argument(
-        "--jobs", type=int, default=2, help="programs at a time; of those that wait for ranks or processes, twice as many"
+        "--jobs",
+        type=int,
+        default=2,
+        help="programs at a time; of those that wait for ranks or processes, twice as many",
     )
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one program")
     options = parser.parse_args()

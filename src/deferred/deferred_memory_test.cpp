@@ -74,6 +74,22 @@ TEST(DeferredInitMemory, UnneededTensorsAreFreed) {
   EXPECT_EQ((tensor + 1).sum().item<float>(), 6);
 }
 
+// Draws that read other draws, and have run for an ordinary draw after them.
+TEST(DeferredInitMemory, UnneededDrawsAreFreed) {
+  at::Tensor large = torch::rand({1000, 1000});  // is not copied
+  at::Tensor ordinary = torch::empty({10}), needed;
+  auto module = deferred_init([&] {
+    needed = torch::bernoulli(torch::rand({1000, 1000}) * large);
+    auto made = torch::nn::Linear(50, 50);
+    ordinary.normal_();
+    return made;
+  });
+  materialize(*module);
+  EXPECT_GT(large.use_count(), 1);
+  needed.reset();
+  EXPECT_EQ(large.use_count(), 1);
+}
+
 TEST(DeferredInitMemory, OperatorsOutsideTheGuardAreOrdinary) {
   auto module = deferred_init([] { return torch::nn::Linear(50, 50); });
   at::Tensor tensor = torch::rand({50, 50});

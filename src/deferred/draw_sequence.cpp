@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/uniform.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "deferred/replay.h"
 #include "torch_seams/clean_dispatch.h"
@@ -82,11 +84,11 @@ size_t DrawSequence::add(const OperatorPtr& op) {
 
 void DrawSequence::keep_remains(size_t draw, OperatorPtr remains) {
   base::MutexLock lock(remains_mutex_);
-  remains_.push_back({draw, std::move(remains)});
+  remains_.push_back({draw, draw < next_ ? nullptr : std::move(remains)});
 }
 
-// Destroys the remains of draws that have run without the lock: operators that only they need end with them, and leave
-// remains of their own.
+// Destroys the remains of draws that have run meanwhile without holding remains_mutex_: operators that only they need
+// end with them, and leave remains of their own.
 void DrawSequence::take_remains() {
   std::vector<Remains> remains;
   {
@@ -107,6 +109,7 @@ void DrawSequence::pass() {
   } else {
     take_remains();
     op = std::exchange(entries_[next_].abandoned, nullptr);
+    TORCH_CHECK(op, "fsdp: a deferred tensor is being destroyed in another thread while draws are replayed");
   }
   const RestoredState restored(generator_);
   draw_into_scratch(*op, [this, state = state_] { set_state(generator_, state); });
@@ -149,10 +152,12 @@ void DrawSequence::catch_up() {
 
 void DrawSequence::settle_all() {
   base::MutexLock lock(replay_mutex);
-  std::erase_if(begun_sequences(), [](const auto& sequence) FSDP_REQUIRES(replay_mutex) {
+  // Settling may run draws of other generators, which begin sequences.
+  const std::vector<std::shared_ptr<DrawSequence>> sequences = std::exchange(begun_sequences(), {});
+  for (const std::shared_ptr<DrawSequence>& sequence : sequences) {
     sequence->settle();
-    return sequence->settled_;
-  });
+    if (!sequence->settled_) begun_sequences().push_back(sequence);
+  }
 }
 
 void DrawSequence::settle() {

@@ -10,6 +10,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -53,7 +54,7 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
 
   struct Remains {
     size_t draw;
-    OperatorPtr op;
+    OperatorPtr op;  // null if the draw has run
   };
 
   void settle() FSDP_REQUIRES(replay_mutex);
@@ -65,7 +66,7 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
   at::Generator generator_;
   at::Tensor recorded_at_;                          // the generator's state while draws are recorded
   at::Tensor state_ FSDP_GUARDED_BY(replay_mutex);  // after the draws before next_
-  size_t next_ FSDP_GUARDED_BY(replay_mutex) = 0;
+  std::atomic<size_t> next_ = 0;                    // written while replay_mutex is held
   std::vector<Entry> entries_ FSDP_GUARDED_BY(replay_mutex);
   bool begun_ FSDP_GUARDED_BY(replay_mutex) = false;  // whether a draw has run for its result
   // Whether the generator was seeded or used since: another sequence records draws.

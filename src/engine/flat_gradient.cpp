@@ -58,7 +58,7 @@ void FlatGradient::suspend(BufferPool& pool) {
 
 void FlatGradient::resume(BufferPool& pool) {
   base::MutexLock lock(mutex_);
-  begin_round(pool);
+  if (!capturing()) begin_round(pool);
 }
 
 void FlatGradient::discard_captures(BufferPool& pool) {

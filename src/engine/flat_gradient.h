@@ -21,8 +21,8 @@ namespace fsdp::engine {
 
 // Its states are those of the round: GradientState.
 //
-// Threads: safe. Captures are made under the unit's lock, issue_second_stage() is called under the reducer's. The other
-// functions take no lock but its own; any thread may call clear_leaf() and zero_leaf().
+// Threads: safe. Captures are made under the unit's lock, issue_second_stage() is called under the reducer's. resume(),
+// issue(), finish() and discard() need no lock; any thread may call clear_leaf() and zero_leaf().
 class FlatGradient {
  public:
   // `leaf_source`: provides the memory of the leaves' gradients. If empty, it is allocated on their device.
@@ -44,8 +44,8 @@ class FlatGradient {
   bool take_captured() { return any_captured_.exchange(false); }
   // Keeps the captured gradients for the next backward. Called at the end of a backward that does not reduce.
   void suspend(BufferPool& pool) FSDP_EXCLUDES(mutex_);
-  // Begins a round, or continues a suspended one, so that it can be issued although this backward has captured nothing
-  // on this rank. Other ranks have captured gradients.
+  // Begins a round, or continues a suspended one, if none is under way, so that it can be issued although this backward
+  // has captured nothing on this rank. Other ranks have captured gradients.
   void resume(BufferPool& pool) FSDP_EXCLUDES(mutex_);
   // Discards the gradients that a backward has captured before it threw. If gradients of earlier passes had been
   // accumulated, they are lost as well, and capture() throws until discard_accumulated().

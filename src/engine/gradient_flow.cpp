@@ -87,10 +87,7 @@ void GradientFlow::reduce(Unit& unit) {
 
 void GradientFlow::reduce(Unit& unit, FlatGradient& gradient) {
   reducer_.make_room();
-  {
-    base::MutexLock lock(unit.mutex);
-    if (!gradient.capturing()) gradient.resume(pool_);
-  }
+  gradient.resume(pool_);
   reducer_.issue(unit, gradient);
 }
 

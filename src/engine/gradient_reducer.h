@@ -39,7 +39,7 @@ struct ReductionSettings {
 // is also finished one unit later, because it has two steps itself (sums to their owners, and back). In both cases
 // three buffers are in use at a time.
 //
-// Threads: safe. The user's hooks for gradients and units are called without any lock of the reducer or of a unit.
+// Threads: safe. The user's hooks are called without any lock of the reducer or of a unit.
 // A reduction that one thread finishes is not in flight any more for another one.
 class GradientReducer {
  public:
@@ -56,8 +56,8 @@ class GradientReducer {
   // Finishes the reductions that the next one leaves no room for, and continues the others. Call before issue(),
   // without holding the lock of a unit, because hooks are called.
   void make_room() FSDP_EXCLUDES(mutex_);
-  // Passes the gradients that a unit has captured to the communicators, or to the user's communication hook. Called
-  // under unit.mutex.
+  // Passes the gradients that a unit has captured to the communicators, or to the user's communication hook. Call
+  // without holding the lock of a unit: the hook may use its parameters.
   void issue(Unit& unit, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
   // Waits for all reductions in flight and adds their results to the leaves' gradients. These may then be used on the
   // current stream.

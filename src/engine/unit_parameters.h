@@ -43,7 +43,7 @@ class UnitParameters {
   // Whether any of the parameters gets gradients, and whether any does not.
   bool trains() const;
   bool has_frozen() const;
-  // Changes with each write to a shard that counts a version.
+  // Changes with each write to a shard that LibTorch counts.
   uint64_t version_of_shards() const;
   // Names the memory of all of them after the unit, for error messages.
   void name_storages(const std::string& unit) const;

@@ -33,7 +33,7 @@ def diagnose(source_dir, tmp_path, text):
     return result.returncode, result.stderr
 
 
-def test_the_engine_takes_the_locks_that_its_members_name(source_dir, tmp_path):
+def test_layers_take_the_locks_that_their_members_name(source_dir, tmp_path):
     sources = [
         source
         for layer in ("engine", "dispatch", "deferred")

@@ -54,8 +54,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   const std::shared_ptr<SharedMemory> memory_;
   mutable base::Mutex mutex_;
   std::map<int64_t, Block> blocks_ FSDP_GUARDED_BY(mutex_);  // by offset
-  std::map<int64_t, Gap> gaps_
-      FSDP_GUARDED_BY(mutex_);               // between blocks; neighbours are joined if both have pages or neither has
+  // Between blocks. Neighbours are joined if both have pages or neither has.
+  std::map<int64_t, Gap> gaps_ FSDP_GUARDED_BY(mutex_);
   int64_t end_ FSDP_GUARDED_BY(mutex_) = 0;  // end of all blocks and gaps
   int64_t in_use_ FSDP_GUARDED_BY(mutex_) = 0;
 };

@@ -139,7 +139,7 @@ class ShmGatherBytes final : public ShmCollective {
 class ShmInFlight {
  public:
   explicit ShmInFlight(std::shared_ptr<ShmContext> context) : context_(std::move(context)) {}
-  // Makes room for the next collective of the group whose collectives these are.
+  // Makes room for the next collective of this group.
   void make_room(Advancing& advancing) FSDP_REQUIRES(advancing.in_use);
   void add(std::weak_ptr<ShmCollective> collective) { queue_.push_back(std::move(collective)); }
 

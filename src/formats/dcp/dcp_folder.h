@@ -61,8 +61,8 @@ class DcpFolder {
   DcpMetadata metadata_;
   mutable base::Mutex mutex_;
   mutable std::map<std::string, std::unique_ptr<InputFile>> files_ FSDP_GUARDED_BY(mutex_);
-  mutable std::set<std::pair<const InputFile*, uint64_t>> verified_
-      FSDP_GUARDED_BY(mutex_);  // by offset of the storage's record
+  // By offset of the storage's record.
+  mutable std::set<std::pair<const InputFile*, uint64_t>> verified_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::formats

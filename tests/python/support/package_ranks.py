@@ -26,7 +26,6 @@ SECONDS_TO_WAIT = 120  # of a rank for another one
 SECONDS_TO_RUN = 240
 PRELOADED = [
     "torch",
-    "fsdp_cpp",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
