@@ -5,77 +5,25 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-#include <exception>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "base/device_stream.h"
 #include "comm/collective_shapes.h"
-#include "comm/failable.h"
 #include "comm/failure.h"
 #include "comm/fake_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
-#include "comm/meeting/host_agreement.h"
 #include "comm/nccl/nccl_group.h"
+#include "comm/nccl/nccl_parcels.h"
 #include "comm/nccl/nccl_reduction.h"
+#include "comm/nccl/nccl_work.h"
 #include "comm/payload_count.h"
 #include "comm/tensor_for_sum.h"
 #include "fsdp/backends.h"
 
 namespace fsdp::comm {
 namespace {
-
-// A group, and the agreement of its ranks through their hosts.
-struct NcclContext {
-  std::shared_ptr<Communicator> host;
-  std::unique_ptr<NcclGroup> group;
-  std::unique_ptr<HostAgreement> agreement;
-};
-
-class NcclWork final : public Work {
- public:
-  // Must be constructed right after the collective's kernels were enqueued on the current stream.
-  NcclWork(std::shared_ptr<NcclContext> context, const CollectiveIdentity& identity,
-           std::shared_ptr<HostAgreement::Exchange> exchange, std::vector<uint64_t>* flags)
-      : context_(std::move(context)),
-        kind_(identity.kind),
-        id_(identity.id),
-        exchange_(std::move(exchange)),
-        flags_(flags) {
-    done_.record_current(context_->group->setup().device);
-    context_->group->note_issued();
-  }
-  ~NcclWork() override {
-    if (context_) done_.block_current();
-  }
-
-  void wait() override {
-    TORCH_CHECK(context_ != nullptr, "a collective can be waited for only once");
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto context = std::exchange(context_, nullptr);
-    done_.block_current();
-    if (exchange_) finish_exchange(*context);
-    context->group->check({to_string(kind_), id_});
-  }
-
- private:
-  void finish_exchange(NcclContext& context) {
-    try {
-      context.agreement->finish(exchange_, flags_);
-    } catch (const std::exception& error) {
-      context.group->fail(Failure::of(error));
-      throw;
-    }
-  }
-
-  std::shared_ptr<NcclContext> context_;
-  CollectiveKind kind_;
-  CollectiveId id_;
-  std::shared_ptr<HostAgreement::Exchange> exchange_;
-  std::vector<uint64_t>* flags_;
-  base::DeviceEvent done_;
-};
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -158,7 +106,7 @@ class NcclCommunicator final : public Communicator {
     group().check_complete({to_string(identity.kind), identity.id});
     auto exchange = context_->agreement->begin(identity, flags);
     if (identity.numel > 0 || !has_equal_sizes(identity.kind)) enqueue();
-    return std::make_unique<NcclWork>(context_, identity, std::move(exchange), flags);
+    return make_nccl_work(context_, identity, std::move(exchange), flags);
   }
 
   // `comparison`: this rank's side of the comparison of a message by the hosts, or null. `enqueue`: see issue().
@@ -265,31 +213,6 @@ std::unique_ptr<Work> NcclCommunicator::broadcast(at::Tensor tensor, int root, c
   });
 }
 
-// The parts that one rank sends to and receives from each rank.
-struct Parcels {
-  std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> outputs;
-};
-
-// Issues all sends and receives of this rank as one group, so NCCL starts them together. Skips empty parts.
-ncclResult_t exchange_parcels(const NcclLibrary& nccl, ncclComm_t comm, int rank, const Parcels& parcels,
-                              cudaStream_t stream) {
-  ncclResult_t first_error = nccl.group_start();
-  if (first_error != ncclSuccess) return first_error;
-  const auto note = [&](ncclResult_t result) {
-    if (first_error == ncclSuccess && result != ncclInProgress) first_error = result;
-  };
-  for (int peer = 0; peer < static_cast<int>(parcels.inputs.size()); ++peer) {
-    if (peer == rank) continue;
-    const at::Tensor& input = parcels.inputs[static_cast<size_t>(peer)];
-    const at::Tensor& output = parcels.outputs[static_cast<size_t>(peer)];
-    if (input.numel() > 0) note(nccl.send(input.const_data_ptr(), input.nbytes(), ncclUint8, peer, comm, stream));
-    if (output.numel() > 0) note(nccl.recv(output.mutable_data_ptr(), output.nbytes(), ncclUint8, peer, comm, stream));
-  }
-  const ncclResult_t end = nccl.group_end();
-  return first_error == ncclSuccess ? end : first_error;
-}
-
 std::unique_ptr<Work> NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                                    const CollectiveId& id) {
   const NcclSubject subject{"all-to-all", id};
@@ -314,38 +237,6 @@ CollectiveId with_shape(const CollectiveId& id, const at::Tensor& tensor) {
   return {c10::str(id.name, ": ", tensor.scalar_type(), " of sizes ", tensor.sizes()), id.generation, id.pass};
 }
 
-class NcclMessageWork final : public Work {
- public:
-  // Must be constructed right after the message's kernels were enqueued on the current stream.
-  NcclMessageWork(std::shared_ptr<NcclContext> context, CollectiveId id, std::unique_ptr<Work> comparison)
-      : context_(std::move(context)), id_(std::move(id)), comparison_(std::move(comparison)) {
-    done_.record_current(context_->group->setup().device);
-    context_->group->note_issued();
-  }
-  ~NcclMessageWork() override {
-    if (context_) done_.block_current();
-  }
-
-  void wait() override {
-    TORCH_CHECK(context_ != nullptr, "a message can be waited for only once");
-    const auto context = std::exchange(context_, nullptr);
-    done_.block_current();
-    try {
-      if (comparison_) comparison_->wait();
-    } catch (const std::exception& error) {
-      context->group->fail(Failure::of(error));
-      throw;
-    }
-    context->group->check({to_string(CollectiveKind::kMessage), id_});
-  }
-
- private:
-  std::shared_ptr<NcclContext> context_;
-  CollectiveId id_;
-  std::unique_ptr<Work> comparison_;
-  base::DeviceEvent done_;
-};
-
 template <typename Enqueue>
 std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, int peer,
                                                       std::unique_ptr<Work> comparison, Enqueue enqueue) {
@@ -353,7 +244,7 @@ std::unique_ptr<Work> NcclCommunicator::issue_message(const CollectiveId& id, in
   const NcclSubject subject{to_string(CollectiveKind::kMessage), id};
   group().check_present(subject, peer);
   group().call(subject, enqueue);
-  return std::make_unique<NcclMessageWork>(context_, id, std::move(comparison));
+  return make_nccl_message_work(context_, id, std::move(comparison));
 }
 
 std::unique_ptr<Work> NcclCommunicator::send(at::Tensor tensor, int to, const CollectiveId& id) {
