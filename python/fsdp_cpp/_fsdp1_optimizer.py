@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -56,9 +57,11 @@ def state_dict_to_load(
     settings = get_type(states)
     if getattr(settings.optim_state_dict_config, "rank0_only", False):
         given = _from_rank_0(given, process_group)
+    _check_not_empty(given)
     names, managed = _names(model, states)
     parts = {name: _part(state, one, given["state"].get(name)) for name, (state, one) in managed.items()}
     result: dict[str, Any] = {"state": {}, "param_groups": []}
+    empty_groups = iter([one for one in given.get("param_groups", []) if not one["params"]])
     index = 0
     for group in optimizer.param_groups:
         indices = []
@@ -73,14 +76,32 @@ def state_dict_to_load(
             index += 1
         if "param_groups" not in given:
             continue
-        first = names[id(group["params"][0])][0]
-        saved = next((one for one in given["param_groups"] if first in one["params"]), None)
-        if saved is None:
-            raise ValueError(f"fsdp_cpp: the optimizer's state dict has no group with parameter '{first}'")
+        if group["params"]:
+            saved = _group_with(names[id(group["params"][0])][0], given["param_groups"])
+        else:
+            saved = next(empty_groups, group)
         result["param_groups"].append({key: saved[key] for key in saved if key != "params"} | {"params": indices})
     if "param_groups" not in given:
         del result["param_groups"]
     return result
+
+
+def _check_not_empty(given: dict[str, Any]) -> None:
+    """Says when nothing is there to load, as for the template that accelerate makes of an optimizer that is new."""
+    if not given["state"]:
+        warnings.warn(
+            "fsdp_cpp: optim_state_dict_to_load: the state dict has no state of any parameter, so the optimizer begins "
+            "anew. accelerate loads a sharded state so for an optimizer that has not stepped, with fsdp_version 1: "
+            "choose FULL_STATE_DICT, or fsdp_version 2",
+            stacklevel=4,
+        )
+
+
+def _group_with(name: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    for group in groups:
+        if name in group["params"]:
+            return group
+    raise ValueError(f"fsdp_cpp: the optimizer's state dict has no group with parameter '{name}'")
 
 
 # -- names --

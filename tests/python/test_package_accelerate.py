@@ -1,4 +1,4 @@
-"""accelerate's path of FSDP2 on this package, beside FSDP2 itself and one process."""
+"""accelerate's paths of FSDP2 and FSDP1 on this package, beside PyTorch's own and one process."""
 
 import copy
 import gc
@@ -157,6 +157,65 @@ def test_saved_states_continue_as_before_and_are_those_of_fsdp2(tmp_path):
     for kind in STATE_DICT_TYPES:
         assert results[0][kind] == pytest.approx(expected[0][kind], rel=1e-6)
         assert sorted(os.listdir(ours / kind)) == sorted(os.listdir(theirs / kind))
+
+
+def prepare_version_1(model, engine, **options):
+    """The same with FullyShardedDataParallel, whose optimizer is built after the model."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, **WRAPPED, **options)
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    assert not accelerator.is_fsdp2
+    if engine == "torch":
+        accelerator.state.device = torch.device("cpu")  # PyTorch refuses "cpu:0"
+    model = accelerator.prepare(model)
+    assert type(model).__module__.partition(".")[0] == engine
+    return accelerator, model, accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+
+def version_1(rank, size, port, engine, folder, settings):
+    """What each setting gives for two steps, two more, and the same two after loading into a model of its own."""
+    launch(rank, size, port, engine)
+    results = []
+    for number, options in enumerate(settings):
+        prepared = prepare_version_1(make_llama(), engine, **options)
+        accelerator, model, _ = prepared
+        first = steps(*prepared, range(2))
+        accelerator.save_state(f"{folder}/{number}")
+        later = steps(*prepared, range(2, 4))
+        whole = accelerator.get_state_dict(model)
+        if options["state_dict_type"] == "FULL_STATE_DICT":  # accelerate loads no sharded state into a new optimizer
+            prepared = prepare_version_1(make_llama(), engine, **options)
+        prepared[0].load_state(f"{folder}/{number}")
+        results.append((first, later, steps(*prepared, range(2, 4)), whole if rank == 0 else None))
+        del prepared, model
+        gc.collect()
+    return results
+
+
+def test_version_1_trains_saves_and_goes_on(tmp_path):
+    """PyTorch's FSDP1 trains this model on CPUs with NO_SHARD only: it crashes with the other strategies."""
+    full, sharded = ({"state_dict_type": kind} for kind in STATE_DICT_TYPES)
+    settings = [
+        {"sharding_strategy": "FULL_SHARD", "use_orig_params": True, **full},
+        {"sharding_strategy": "FULL_SHARD", "use_orig_params": False, **full},
+        {"sharding_strategy": "FULL_SHARD", "use_orig_params": True, "activation_checkpointing": True, **sharded},
+        {"sharding_strategy": "SHARD_GRAD_OP", "use_orig_params": False, **sharded},
+        {"sharding_strategy": "NO_SHARD", "use_orig_params": True, **full},
+    ]
+    with free_port() as port:
+        ours = run_ranks(2, version_1, port, "fsdp_cpp", tmp_path / "ours", settings)[0]
+    with free_port() as port:
+        ((*expected, whole),) = run_ranks(2, version_1, port, "torch", tmp_path / "theirs", settings[-1:])[0]
+    for options, (*found, whole_found) in zip(settings, ours, strict=True):
+        for losses, expected_losses in zip(found, expected, strict=True):
+            assert losses == pytest.approx(expected_losses, rel=1e-6), options
+        assert whole_found.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(whole_found[name], value, rtol=1e-5, atol=1e-6, msg=f"{options}: {name}")
 
 
 SCRIPT = """

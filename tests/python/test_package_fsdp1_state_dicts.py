@@ -1,5 +1,7 @@
 """State dicts of modules under FullyShardedDataParallel and of their optimizers, beside PyTorch's."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -68,6 +70,29 @@ def check_rank_0_only(rank, size):
     for index, values in loaded["state"].items():
         if index in local:
             assert close(values, local[index], tolerance=0), index
+
+
+def check_empty_states_and_groups(rank, size):
+    """A group without parameters, as the Trainer makes one, keeps its values. That a state is empty is said."""
+    net = wrap(ours(), use_orig_params=False)
+    weights = list(net.parameters())
+    optimizer = torch.optim.AdamW([{"params": weights, "lr": 0.1}, {"params": [], "lr": 0.2}])
+    train(net, optimizer, rank)
+    saved = ours().optim_state_dict(net, optimizer)
+    again = torch.optim.AdamW([{"params": weights}, {"params": []}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours().optim_state_dict_to_load(net, again, saved, load_directly=True)
+    assert [group["lr"] for group in again.param_groups] == [0.1, 0.2]
+    assert len(again.param_groups[1]["params"]) == 0
+    local, found = optimizer.state_dict()["state"], again.state_dict()["state"]
+    assert local.keys() == found.keys() and all(close(found[key], local[key], tolerance=0) for key in local)
+    without = {**saved, "param_groups": [saved["param_groups"][0]]}
+    assert ours().optim_state_dict_to_load(net, again, without)["param_groups"][1]["lr"] == 0.2
+    new = torch.optim.AdamW(weights)
+    empty = ours().optim_state_dict(net, new)
+    with pytest.warns(UserWarning, match="no state of any parameter, so the optimizer begins anew"):
+        ours().optim_state_dict_to_load(net, new, empty, load_directly=True)
 
 
 def check_older_functions(rank, size):
@@ -152,7 +177,7 @@ def every_check(rank, size):
         check_assignment(rank, size, orig)
     mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
     check_resumption(rank, size, True, sharded, other_layout=False, device_mesh=mesh)
-    for check in (check_optimizer_states, check_rank_0_only, check_older_functions):
+    for check in (check_optimizer_states, check_rank_0_only, check_empty_states_and_groups, check_older_functions):
         check(rank, size)
 
 

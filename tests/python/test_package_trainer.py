@@ -69,6 +69,15 @@ def sharded_runs(rank, size, port, engine, folder):
             assert history(resumed) == results[name], name
     if engine == "fsdp_cpp":
         assert history(train(engine, size, folder, gradient_checkpointing=True)) == results["full"]
+    if engine == "fsdp_cpp":
+        options = {
+            "fsdp_config": {"version": 1, "sync_module_states": False},
+            "save_strategy": "steps",
+            "save_steps": 3,
+        }
+        results["version 1"] = history(train(engine, size, f"{folder}/version-1", **options))
+        resumed = train(engine, size, f"{folder}/version-1", resume=f"{folder}/version-1/checkpoint-3", **options)
+        assert history(resumed) == results["version 1"]
     checkpointed = {"activation_checkpointing": True, "cpu_ram_efficient_loading": True}
     results["checkpointed"] = history(train(engine, size, folder, fsdp_config=checkpointed))
     results["accumulated"] = history(train(engine, size, folder, gradient_accumulation_steps=2))
@@ -91,6 +100,7 @@ def test_trainer_logs_what_fsdp2_and_one_process_log(tmp_path):
         assert ours[name] == pytest.approx(values, rel=2e-3 if name == "bf16" else 1e-6), name
     for name, values in run(plain_runs, 1, None, tmp_path / "plain").items():
         assert ours[name] == pytest.approx(values, rel=1e-4), name
+    assert ours["version 1"] == pytest.approx(ours["full"], rel=1e-6)
     assert len(ours["full"]) == 5 * 2 + 1 and ours["full"] == ours["shards"] == ours["checkpointed"] != ours["lora"]
     for name, kept in (("full", KEPT_IN_FULL), ("shards", KEPT_IN_SHARDS)):
         written = set(os.listdir(tmp_path / "ours" / name / "checkpoint-5"))

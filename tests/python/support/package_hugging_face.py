@@ -25,12 +25,9 @@ def launch(rank, size, port, engine):
 
 def check_engine(model, engine):
     """Asserts that the engine which was asked for has sharded a model."""
-    modules = {type(one).__mro__[1].__module__.partition(".")[0] for one in model.modules() if is_sharded(one)}
-    assert modules == ({engine} if engine is not None else set())
-
-
-def is_sharded(module):
-    return type(module).__mro__[1].__name__ == "FSDPModule"
+    names = {"FSDPModule", "FullyShardedDataParallel"}
+    sharded = [cls for one in model.modules() for cls in type(one).__mro__ if cls.__name__ in names]
+    assert {cls.__module__.partition(".")[0] for cls in sharded} == ({engine} if engine is not None else set())
 
 
 def make_llama(**config):
