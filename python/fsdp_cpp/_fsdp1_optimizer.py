@@ -57,7 +57,7 @@ def state_dict_to_load(
     settings = get_type(states)
     if getattr(settings.optim_state_dict_config, "rank0_only", False):
         given = _from_rank_0(given, process_group)
-    _check_not_empty(given)
+    _warn_if_empty(given)
     names, managed = _names(model, states)
     parts = {name: _part(state, one, given["state"].get(name)) for name, (state, one) in managed.items()}
     result: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -86,7 +86,7 @@ def state_dict_to_load(
     return result
 
 
-def _check_not_empty(given: dict[str, Any]) -> None:
+def _warn_if_empty(given: dict[str, Any]) -> None:
     """Says when nothing is there to load, as for the template that accelerate makes of an optimizer that is new."""
     if not given["state"]:
         warnings.warn(
