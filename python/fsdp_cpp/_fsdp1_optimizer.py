@@ -57,7 +57,7 @@ def state_dict_to_load(
     settings = get_type(states)
     if getattr(settings.optim_state_dict_config, "rank0_only", False):
         given = _from_rank_0(given, process_group)
-    _warn_if_empty(given)
+    _warn_if_empty(given, optimizer)
     names, managed = _names(model, states)
     parts = {name: _part(state, one, given["state"].get(name)) for name, (state, one) in managed.items()}
     result: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -86,9 +86,10 @@ def state_dict_to_load(
     return result
 
 
-def _warn_if_empty(given: dict[str, Any]) -> None:
+def _warn_if_empty(given: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Says when nothing is there to load, as for the template that accelerate makes of an optimizer that is new."""
-    if not given["state"]:
+    is_plain_sgd = all("dampening" in group and not group["momentum"] for group in optimizer.param_groups)
+    if not given["state"] and not is_plain_sgd:
         warnings.warn(
             "fsdp_cpp: optim_state_dict_to_load: the state dict has no state of any parameter, so the optimizer begins "
             "anew. accelerate loads a sharded state so for an optimizer that has not stepped, with fsdp_version 1: "

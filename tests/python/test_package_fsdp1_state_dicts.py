@@ -89,6 +89,11 @@ def check_empty_states_and_groups(rank, size):
     assert local.keys() == found.keys() and all(close(found[key], local[key], tolerance=0) for key in local)
     without = {**saved, "param_groups": [saved["param_groups"][0]]}
     assert ours().optim_state_dict_to_load(net, again, without)["param_groups"][1]["lr"] == 0.2
+    without_states = torch.optim.SGD(weights, lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved = ours().optim_state_dict(net, without_states)
+        ours().optim_state_dict_to_load(net, without_states, saved, load_directly=True)
     new = torch.optim.AdamW(weights)
     empty = ours().optim_state_dict(net, new)
     with pytest.warns(UserWarning, match="no state of any parameter, so the optimizer begins anew"):
