@@ -52,9 +52,9 @@ class GradientHooks {
   // Sets a hook that is called on each reduced gradient, in the order of reduction. An empty function removes it.
   void set_gradient_hook(GradientHook hook);
   // Sets a hook that performs the communication of reductions itself, for example with compression. It runs where the
-  // engine would issue its own collectives, and blocks backward. It may use parameters of the module, which
-  // gathers their units, if all ranks have gradients of the same units in the same order. Excludes
-  // requires_all_reduce = false. An empty function removes it.
+  // engine would issue its own collectives, and blocks backward. It may use parameters of the module, which gathers
+  // their units, if all ranks have gradients of the same units in the same order. Excludes requires_all_reduce = false.
+  // An empty function removes it.
   void set_communication_hook(CommunicationHook hook);
   // Sets a hook that is called inside backward as soon as the gradients of a FlatParameter are reduced. If it steps an
   // optimizer over these leaves and clears their gradients, the gradients of several units never exist at the same

@@ -87,7 +87,7 @@ def state_dict_to_load(
 
 
 def _warn_if_empty(given: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Says when nothing is there to load, as for the template that accelerate makes of an optimizer that is new."""
+    """Warns if there is nothing to load, as in the template that accelerate makes of an optimizer that is new."""
     is_plain_sgd = all("dampening" in group and not group["momentum"] for group in optimizer.param_groups)
     if not given["state"] and not is_plain_sgd:
         warnings.warn(

@@ -84,9 +84,9 @@ def device_for(device_id: int | torch.device | None, module: nn.Module) -> torch
         device = torch.device(device_id) if not isinstance(device_id, int) else _device_of_index(device_id)
         if device.type == "cpu":
             return torch.device("cpu")  # accelerate says "cpu:0", which is another device to transformers
-        return (
-            device if device.index is not None else torch.device(device.type, torch.accelerator.current_device_index())
-        )
+        if device.index is None:
+            device = torch.device(device.type, torch.accelerator.current_device_index())
+        return device
     for parameter in module.parameters():
         if parameter.device.type != "meta":
             return parameter.device

@@ -84,7 +84,7 @@ void* MappedFiles::map(size_t nbytes) const {
 
 c10::DataPtr MappedFiles::allocate(size_t nbytes) {
   const size_t size = whole_pages(std::max<size_t>(nbytes, 1));
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   void* memory = nullptr;
   if (auto spare = spare_.find(size); spare != spare_.end()) {
     memory = spare->second;
@@ -102,14 +102,14 @@ void MappedFiles::delete_mapping(void* context) {
 }
 
 void MappedFiles::release(void* memory) {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   auto it = in_use_.find(memory);
   spare_.emplace(it->second, memory);
   in_use_.erase(it);
 }
 
 bool MappedFiles::contains(const void* address) const {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   auto after = in_use_.upper_bound(const_cast<void*>(address));
   if (after == in_use_.begin()) return false;
   const auto& [begin, nbytes] = *std::prev(after);
@@ -118,7 +118,7 @@ bool MappedFiles::contains(const void* address) const {
 
 // The kernel drops the pages of a shared file mapping, but the file keeps their contents.
 void MappedFiles::page_out() {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [memory, nbytes] : in_use_) madvise(memory, nbytes, MADV_DONTNEED);
 }
 
@@ -129,13 +129,13 @@ void MappedFiles::page_out(const void* begin, size_t nbytes) {
 }
 
 void MappedFiles::trim() {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [nbytes, memory] : spare_) munmap(memory, nbytes);
   spare_.clear();
 }
 
 int64_t MappedFiles::nbytes() const {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   int64_t sum = 0;
   for (const auto& [memory, nbytes] : in_use_) sum += static_cast<int64_t>(nbytes);
   return sum;

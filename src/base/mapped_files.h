@@ -52,7 +52,7 @@ class MappedFiles : public std::enable_shared_from_this<MappedFiles> {
     void* memory;
   };
   std::string folder_;
-  mutable base::Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<void*, size_t> in_use_ FSDP_GUARDED_BY(mutex_);      // sizes in whole pages
   std::multimap<size_t, void*> spare_ FSDP_GUARDED_BY(mutex_);  // by size
 };

@@ -21,13 +21,13 @@ int64_t TraceRecorder::clock() {
 void TraceRecorder::record(TraceTrack track, const std::string& name, Pass pass, int64_t begin, int stage) {
   int64_t end = now();
   if (begin == 0 || end == 0) return;
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   trace_.ranges.push_back({track, name, pass, begin, end, stage});
 }
 
 void TraceRecorder::sample_memory() {
   if (now() == 0) return;
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   const int64_t began = clock();
   if (memory_ && pace_.allows(began)) {
     trace_.memory.push_back({began, memory_()});
@@ -36,7 +36,7 @@ void TraceRecorder::sample_memory() {
 }
 
 void TraceRecorder::start(Memory memory) {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   trace_ = {};
   memory_ = std::move(memory);
   pace_ = {};
@@ -44,7 +44,7 @@ void TraceRecorder::start(Memory memory) {
 }
 
 Trace TraceRecorder::stop() {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   on_ = false;
   memory_ = {};
   return std::exchange(trace_, {});

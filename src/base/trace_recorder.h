@@ -54,7 +54,7 @@ class TraceRecorder {
   static int64_t clock();
 
   std::atomic<bool> on_{false};
-  base::Mutex mutex_;
+  Mutex mutex_;
   Trace trace_ FSDP_GUARDED_BY(mutex_);
   Memory memory_ FSDP_GUARDED_BY(mutex_);
   SamplePace pace_ FSDP_GUARDED_BY(mutex_);

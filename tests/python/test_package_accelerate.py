@@ -17,17 +17,21 @@ WRAPPED = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_
 STATE_DICT_TYPES = ["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
 
 
-def prepare(model, **plugin):
-    """The accelerator, the sharded model and its optimizer, which was built before."""
+def make_accelerator(version, **plugin):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version, **WRAPPED, **plugin))
+    assert accelerator.is_fsdp2 == (version == 2)
+    return accelerator
+
+
+def prepare(model, **plugin):
+    """The accelerator, the sharded model and its optimizer, which was built before."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, **WRAPPED, **plugin)
-    accelerator = Accelerator(fsdp_plugin=plugin)
-    assert accelerator.is_fsdp2
+    accelerator = make_accelerator(2, reshard_after_forward=True, **plugin)
     return accelerator, *accelerator.prepare(model, optimizer)
 
 
@@ -161,14 +165,7 @@ def test_saved_states_continue_as_before_and_are_those_of_fsdp2(tmp_path):
 
 def prepare_version_1(model, engine, **options):
     """The same with FullyShardedDataParallel, whose optimizer is built after the model."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, **WRAPPED, **options)
-    accelerator = Accelerator(fsdp_plugin=plugin)
-    assert not accelerator.is_fsdp2
+    accelerator = make_accelerator(1, **options)
     if engine == "torch":
         accelerator.state.device = torch.device("cpu")  # PyTorch refuses "cpu:0"
     model = accelerator.prepare(model)
@@ -177,7 +174,7 @@ def prepare_version_1(model, engine, **options):
 
 
 def version_1(rank, size, port, engine, folder, settings):
-    """What each setting gives for two steps, two more, and the same two after loading into a model of its own."""
+    """Returns for each setting the results of two steps, two more, and the same two after loading; and the weights."""
     launch(rank, size, port, engine)
     results = []
     for number, options in enumerate(settings):

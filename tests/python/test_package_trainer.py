@@ -69,12 +69,8 @@ def sharded_runs(rank, size, port, engine, folder):
             assert history(resumed) == results[name], name
     if engine == "fsdp_cpp":
         assert history(train(engine, size, folder, gradient_checkpointing=True)) == results["full"]
-    if engine == "fsdp_cpp":
-        options = {
-            "fsdp_config": {"version": 1, "sync_module_states": False},
-            "save_strategy": "steps",
-            "save_steps": 3,
-        }
+        config = {"version": 1, "sync_module_states": False}
+        options = {"fsdp_config": config, "save_strategy": "steps", "save_steps": 3}
         results["version 1"] = history(train(engine, size, f"{folder}/version-1", **options))
         resumed = train(engine, size, f"{folder}/version-1", resume=f"{folder}/version-1/checkpoint-3", **options)
         assert history(resumed) == results["version 1"]
